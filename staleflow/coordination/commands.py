@@ -1,0 +1,74 @@
+"""What the coordinator orders: Route, Interrupt, Abort, Pull.
+
+Commands to one incarnation of an instance carry consecutive sequence numbers from 1 on and are applied
+in that order. A new incarnation voids every command to the old one that was not acknowledged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """What a Route needs of the staleness buffer before it may be sent."""
+
+    kind: Literal["reserve", "lower"]
+    version: int
+    """V of the new reservation, or the V to which the group's reservation is lowered."""
+    spare: bool = False
+    """Reserve as a spare (redundant) group."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """Start or continue a trajectory on an instance."""
+
+    instance: str
+    incarnation: int
+    seq: int
+    trajectory_id: str
+    group_id: str
+    min_version: int
+    """The instance refuses the trajectory when its loaded version is lower (V_group of the reservation)."""
+    admission: Admission | None = None
+    """None: the group's reservation already admits the instance's version."""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interrupt:
+    """Stop a trajectory and return it to the trajectory server with its tokens."""
+
+    instance: str
+    incarnation: int
+    seq: int
+    trajectory_id: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abort:
+    """Stop a trajectory and drop its tokens."""
+
+    instance: str
+    incarnation: int
+    seq: int
+    trajectory_id: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pull:
+    """Load the newest weights from the parameter server."""
+
+    instance: str
+    incarnation: int
+    seq: int
+    version: int
+    """The newest version known when ordered. The instance loads the newest there is, at least this one."""
+    reason: str = ""
+
+
+Command = Route | Interrupt | Abort | Pull

@@ -1,0 +1,62 @@
+"""What a rollout instance reports. Ids, lengths and versions only: payload goes beside it, not in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejection:
+    """A command that the instance refused; it changed nothing there."""
+
+    seq: int
+    trajectory_id: str | None
+    """None for a Pull."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrajectoryReport:
+    """The state of one trajectory that left the engine (finished or interrupted)."""
+
+    trajectory_id: str
+    length: int
+    """Prompt and response tokens."""
+    min_version: int | None
+    """V_traj; None when nothing was generated."""
+    finish_reason: str | None = None
+    """None for an interrupted trajectory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceReport:
+    """All that changed on one instance since its last report, and its load now."""
+
+    instance: str
+    incarnation: int
+    revision: int
+    """Grows by one with every report of an incarnation."""
+    version: int
+    """Loaded weight version."""
+    acked_seq: int
+    """Every command up to this sequence number was applied or rejected."""
+    rejections: tuple[Rejection, ...] = ()
+    finished: tuple[TrajectoryReport, ...] = ()
+    interrupted: tuple[TrajectoryReport, ...] = ()
+    aborted: tuple[str, ...] = ()
+    lengths: tuple[tuple[str, int], ...] = ()
+    """Lengths of trajectories still there that grew since they were last listed (sent now and then)."""
+    running: int = 0
+    waiting: int = 0
+    """In the engine's own queue, admitted by the instance but not in the KV cache."""
+    kv_tokens: int = 0
+    kv_capacity: int = 0
+    """Tokens the KV cache can hold."""
+    preemptions: int = 0
+    """Since the incarnation started."""
+    generated_tokens: int = 0
+    """Since the incarnation started."""
+    busy_seconds: float = 0.0
+    """Time spent decoding since the incarnation started."""
+    pull_seconds: float = 0.0
+    """Time decoding stood still for pulls since the incarnation started."""

@@ -1,0 +1,207 @@
+"""The payload that travels through the system: prompts and trajectories.
+
+Invariant: the flattened tokens, log-probs, versions and loss mask of a trajectory are always equally
+long, whatever was interrupted and resumed, because each is derived from the same list of segments.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int32]
+FloatArray = NDArray[np.float32]
+BoolArray = NDArray[np.bool_]
+
+GIVEN_VERSION = -1
+"""Version stamped on tokens that no weights generated."""
+
+
+class FinishReason(StrEnum):
+    """Why a trajectory stopped growing."""
+
+    STOP = "stop"
+    """The model ended it with a stop token."""
+    LENGTH = "length"
+    """The token budget of the whole trajectory is used up."""
+    FAILED = "failed"
+    """It could not be generated; it is masked, never silently scored zero."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """One item of a data set."""
+
+    prompt_id: str
+    """Unique and stable within the data set, e.g. its line number as text."""
+    tokens: tuple[int, ...]
+    text: str
+    answer: Any
+    """What the verifier compares with; opaque here, picklable."""
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """A run of tokens that were either all generated or all given (tool output, next turn)."""
+
+    generated: bool
+    tokens: IntArray
+    log_probs: FloatArray
+    """Behaviour log-probs in nats at the sampling temperature; 0 for given tokens."""
+    versions: IntArray
+    """Weight version that generated each token; GIVEN_VERSION for given tokens."""
+
+    def __post_init__(self) -> None:
+        if not len(self.tokens) == len(self.log_probs) == len(self.versions):
+            raise ValueError("tokens, log_probs and versions of a segment must be equally long")
+
+    @staticmethod
+    def given(tokens: list[int] | tuple[int, ...] | IntArray) -> Segment:
+        """A segment of tokens that no weights generated."""
+        ids = np.asarray(tokens, dtype=np.int32)
+        return Segment(
+            generated=False,
+            tokens=ids,
+            log_probs=np.zeros(len(ids), dtype=np.float32),
+            versions=np.full(len(ids), GIVEN_VERSION, dtype=np.int32),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    """One response being or having been generated for one prompt.
+
+    Immutable: `extended` and `finished` return new values.
+    """
+
+    trajectory_id: str
+    """`<group_id>-m<member>`; opaque everywhere else."""
+    group_id: str
+    """`e<epoch>-p<prompt>-a<attempt>`."""
+    member: int
+    prompt: Prompt
+    max_new_tokens: int
+    """Budget of the whole response, given segments included, over all interruptions and turns."""
+    segments: tuple[Segment, ...] = ()
+    """The response only; the prompt is not a segment."""
+    finish_reason: FinishReason | None = None
+
+    @property
+    def response_len(self) -> int:
+        """Tokens in the response so far, generated and given."""
+        return sum(len(s.tokens) for s in self.segments)
+
+    @property
+    def length(self) -> int:
+        """Prompt and response tokens so far: what a KV cache must hold."""
+        return len(self.prompt.tokens) + self.response_len
+
+    @property
+    def remaining_tokens(self) -> int:
+        """How many more tokens the budget allows."""
+        return max(0, self.max_new_tokens - self.response_len)
+
+    @property
+    def tokens(self) -> IntArray:
+        """Response token ids, shape (response_len,)."""
+        return self._joined("tokens", np.int32)
+
+    @property
+    def log_probs(self) -> FloatArray:
+        """Behaviour log-probs, shape (response_len,)."""
+        return self._joined("log_probs", np.float32)
+
+    @property
+    def versions(self) -> IntArray:
+        """Weight version of each token, shape (response_len,)."""
+        return self._joined("versions", np.int32)
+
+    @property
+    def loss_mask(self) -> BoolArray:
+        """True where a token was generated, shape (response_len,)."""
+        if not self.segments:
+            return np.zeros(0, dtype=np.bool_)
+        return np.concatenate([np.full(len(s.tokens), s.generated) for s in self.segments])
+
+    @property
+    def min_version(self) -> int | None:
+        """V_traj: the oldest version among generated tokens; None before the first."""
+        return min(
+            (int(s.versions.min()) for s in self.segments if s.generated and len(s.versions)), default=None
+        )
+
+    @property
+    def max_version(self) -> int | None:
+        """The newest version among generated tokens; None before the first."""
+        return max(
+            (int(s.versions.max()) for s in self.segments if s.generated and len(s.versions)), default=None
+        )
+
+    def extended(self, segment: Segment) -> Trajectory:
+        """This trajectory with one more segment; adjacent segments of one kind are joined."""
+        if len(segment.tokens) == 0:
+            return self
+        if self.segments and self.segments[-1].generated == segment.generated:
+            last = self.segments[-1]
+            joined = Segment(
+                generated=last.generated,
+                tokens=np.concatenate([last.tokens, segment.tokens]),
+                log_probs=np.concatenate([last.log_probs, segment.log_probs]),
+                versions=np.concatenate([last.versions, segment.versions]),
+            )
+            return replace(self, segments=(*self.segments[:-1], joined))
+        return replace(self, segments=(*self.segments, segment))
+
+    def finished(self, reason: FinishReason | None) -> Trajectory:
+        """This trajectory with its finish reason set (None: it may go on)."""
+        return replace(self, finish_reason=reason)
+
+    def _joined(self, name: str, dtype: Any) -> Any:
+        if not self.segments:
+            return np.zeros(0, dtype=dtype)
+        if len(self.segments) == 1:
+            return getattr(self.segments[0], name)
+        return np.concatenate([getattr(s, name) for s in self.segments])
+
+
+def token_hash(tokens: IntArray) -> str:
+    """Short stable hash of a token id array, written to the ledger by whoever holds the ids."""
+    return hashlib.blake2b(np.ascontiguousarray(tokens, dtype="<i4").tobytes(), digest_size=8).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reward:
+    """What the verifier said of one trajectory."""
+
+    raw: float
+    """The verifier's own score; filtering and group statistics use this one, never the shaped one."""
+    status: str = "ok"
+    """`ok`, `timeout`, `crash`, `memory`, `error` or `failed`."""
+    usable: bool = True
+    """False: the member is masked out of the loss and of the group statistics."""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredTrajectory:
+    """A finished trajectory with its reward: what the trainer gets."""
+
+    trajectory: Trajectory
+    reward: Reward
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainBatch:
+    """The groups of one training step, in the order in which the protocol consumed them."""
+
+    step: int
+    """The buffer consumed = the weight version at the start of the update."""
+    groups: tuple[tuple[ScoredTrajectory, ...], ...]
+    final: bool = False
+    """True for the last, possibly smaller batch of a run."""

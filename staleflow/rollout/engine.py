@@ -1,0 +1,118 @@
+"""The engine interface: what a rollout instance needs of whatever generates tokens.
+
+Invariants every engine keeps:
+
+- each generated token carries the version of the weights that produced it, stamped here and nowhere else;
+- log-probs are those of the distribution that was sampled from (temperature included);
+- tokens are never lost by `interrupt`, nor asked for again beyond the trajectory's own budget;
+- the random number of a token depends on (run seed, trajectory id, token position) alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from staleflow.data.trajectory import FinishReason, Segment, Trajectory
+
+OnPull = Literal["recompute", "keep_kv"]
+"""What a pull does to running trajectories: rebuild their KV under the new weights, or keep the old KV."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How tokens are drawn; one set per engine."""
+
+    temperature: float = 1.0
+    """0 is greedy; log-probs are then those at temperature 1."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0: no limit."""
+    stop_token_ids: tuple[int, ...] = ()
+    max_model_len: int = 4096
+    """Most tokens of prompt and response together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """Tokens of one trajectory that its owner has not seen yet."""
+
+    trajectory_id: str
+    segment: Segment
+    """May be empty."""
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLoad:
+    """What the engine holds now."""
+
+    running: int
+    waiting: int
+    kv_tokens: int
+    kv_capacity: int
+    preemptions: int
+    """Since the start: a running trajectory put back to waiting because the KV cache was full."""
+    generated_tokens: int
+    """Since the start."""
+
+
+class Engine(Protocol):
+    """Continuous batching over trajectories that join and leave at any decode step."""
+
+    @property
+    def version(self) -> int:
+        """Weight version loaded."""
+        ...
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Queue a trajectory; it starts, or goes on from its tokens, as soon as the KV cache has room.
+
+        Raises EngineError when it can never fit (its prompt alone exceeds the KV capacity).
+        """
+        ...
+
+    def step(self) -> Sequence[Trajectory]:
+        """One decode step for all running trajectories. Returns those that finished, and forgets them."""
+        ...
+
+    def interrupt(self, trajectory_ids: Sequence[str]) -> Sequence[Trajectory]:
+        """Remove trajectories, tokens kept. Unknown ids (finished meanwhile) are skipped."""
+        ...
+
+    def abort(self, trajectory_ids: Sequence[str]) -> Sequence[Trajectory]:
+        """Remove trajectories whose tokens are not wanted any more. Unknown ids are skipped."""
+        ...
+
+    def load_weights(self, tensors: Mapping[str, NDArray[Any]], version: int, on_pull: OnPull) -> None:
+        """Swap weights in place; running trajectories stay. Tensors are only valid during the call."""
+        ...
+
+    def trajectories(self) -> Mapping[str, Trajectory]:
+        """Every trajectory held, running or waiting, with its tokens so far."""
+        ...
+
+    def load(self) -> EngineLoad:
+        """Counts for the snapshot."""
+        ...
+
+    def close(self) -> None:
+        """Free everything; may be called twice."""
+        ...
+
+
+def segment_after(trajectory: Trajectory, seen: int) -> Segment:
+    """The response tokens of `trajectory` from position `seen` on, as one generated segment.
+
+    An engine only ever appends generated tokens to what it was given, so one segment suffices.
+    """
+    return Segment(
+        generated=True,
+        tokens=np.ascontiguousarray(trajectory.tokens[seen:]),
+        log_probs=np.ascontiguousarray(trajectory.log_probs[seen:]),
+        versions=np.ascontiguousarray(trajectory.versions[seen:]),
+    )
