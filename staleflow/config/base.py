@@ -1,0 +1,48 @@
+"""What all sections of the schema share: strictness, and names that may also be dotted paths."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict
+
+_DOTTED_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
+
+
+class Section(BaseModel):
+    """A part of the config. Strict, closed, finite, frozen."""
+
+    model_config = ConfigDict(
+        strict=True,
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+        validate_default=True,
+    )
+
+
+def _name_or_dotted_path(known: tuple[str, ...], prefix: str | None = None) -> Callable[[str], str]:
+    """A validator: one of the registered names, `<prefix>:<something>`, or the dotted path of the user's own."""
+
+    def check(value: str) -> str:
+        if value in known or _DOTTED_PATH.fullmatch(value):
+            return value
+        if prefix and value.startswith(f"{prefix}:") and len(value) > len(prefix) + 1:
+            return value
+        names = [*known, f"{prefix}:<task>"] if prefix else list(known)
+        raise ValueError(f"allowed: {', '.join(names)}, or a dotted path such as my_package.my_name")
+
+    return check
+
+
+EngineName = Annotated[str, AfterValidator(_name_or_dotted_path(("torch", "fake")))]
+TrainerName = Annotated[str, AfterValidator(_name_or_dotted_path(("torch",)))]
+VerifierName = Annotated[
+    str, AfterValidator(_name_or_dotted_path(("exact_match", "reasoning_gym", "math_verify")))
+]
+SourceName = Annotated[
+    str, AfterValidator(_name_or_dotted_path(("sums", "jsonl", "parquet"), prefix="reasoning_gym"))
+]

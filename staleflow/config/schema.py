@@ -1,0 +1,151 @@
+"""The config schema: every key, its type, its default, its unit, and what null means.
+
+Invariants: types are strict (no "1" for 1), unknown keys are refused, numbers are finite and in range, and
+a built Config never changes. What one field alone cannot say (combinations) is in `checks`.
+
+The text under each field is its documentation: `staleflow config` prints it, and `configs/default.yaml`
+is that print. Sections of rollout, reward and training are in `schema_work`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from staleflow.config.base import Section, SourceName
+from staleflow.config.schema_work import Coordination, Evaluation, Reward, Rollout, Training
+
+
+class Run(Section):
+    """What is run, where its results go, and for how long."""
+
+    name: str | None = None
+    """Name of the run's folder in output_dir; may contain "/". Null: made from the time and the seed."""
+    output_dir: str = Field(default="runs", min_length=1)
+    """Folder that holds run folders; relative to the working directory."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of everything random: data order, token sampling, initial state."""
+    steps: int = Field(default=40, ge=1)
+    """Training steps (= weight versions made) after which the run is complete."""
+
+
+class Staleness(Section):
+    """The guarantee of the system."""
+
+    bound: int = Field(default=1, ge=0)
+    """η: the most weight versions by which trained data may lag. 0 is synchronous training, exactly."""
+
+
+class Data(Section):
+    """Where prompts come from and how they are batched."""
+
+    source: SourceName = "sums"
+    """sums (the built-in task), jsonl, parquet, reasoning_gym:<task>, or the dotted path of your own source."""
+    path: str | None = None
+    """File of a jsonl or parquet source. Null: the source needs none."""
+    prompt_column: str = "prompt"
+    """Column of a jsonl or parquet file that holds the prompt text."""
+    answer_column: str = "answer"
+    """Column of a jsonl or parquet file that holds what the verifier compares with."""
+    size: int | None = Field(default=None, ge=1)
+    """Prompts in the data set. Null: all of a file, or the default number of a generated source."""
+    batch_size: int = Field(default=24, ge=1)
+    """Groups (= prompts) trained on in one step."""
+    group_size: int = Field(default=8, ge=1)
+    """Trajectories generated for each prompt."""
+    epochs: int | None = Field(default=None, ge=1)
+    """How often each prompt is used. Null: again and again, until run.steps is reached."""
+    last_batch: Literal["train", "drop", "pad"] = "train"
+    """What happens to the last, smaller batch when the epochs are used up."""
+    shuffle: bool = True
+    """Draw the prompts of an epoch in a seeded random order; false: in file order."""
+    max_filtered_batches: int = Field(default=20, ge=1)
+    """A run ends, with a message, after this many batches' worth of groups filtered without one training step."""
+    options: dict[str, Any] = {}
+    """Free settings handed to the source; see its documentation."""
+
+
+class Model(Section):
+    """The model that is trained and generates."""
+
+    source: str = Field(default="builtin:sums", min_length=1)
+    """Folder of a Hugging Face causal language model, or builtin:sums (a tiny one that is shipped)."""
+    tokenizer: str | None = None
+    """Folder of the tokenizer. Null: the model's own."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Number type of the weights; on a CPU anything but float32 is slow."""
+
+
+class Redundancy(Section):
+    """Launching more than is trained on, keeping what is done first."""
+
+    groups: int = Field(default=0, ge=0)
+    """Spare groups generated beyond those that are guaranteed a place."""
+    members: int = Field(default=0, ge=0)
+    """Trajectories launched per group beyond data.group_size."""
+
+
+class Checkpoint(Section):
+    """Saving, so that --resume can go on."""
+
+    every: int = Field(default=10, ge=0)
+    """Training steps between checkpoints; one is also written at the end. 0: only at the end."""
+    keep: int = Field(default=2, ge=1)
+    """Newest checkpoints kept; older ones are removed."""
+
+
+class Cluster(Section):
+    """Where the parts run."""
+
+    runtime: Literal["ray", "inline"] = "ray"
+    """ray: each part in its own process; inline: all in this process, deterministic, for tests and debugging."""
+    address: str | None = None
+    """Address of a running Ray cluster. Null: a local one is started, and stopped at the end."""
+    shared_memory_dir: str | None = None
+    """Folder for weights in shared memory. Null: /dev/shm."""
+    start_timeout_s: float = Field(default=120.0, gt=0)
+    """Seconds all parts together may take to start."""
+
+
+class Wandb(Section):
+    """Weights & Biases."""
+
+    mode: Literal["offline", "online", "disabled"] = "offline"
+    """offline: written into the run folder, for `wandb sync` later."""
+    project: str = Field(default="staleflow", min_length=1)
+    """Project that the run is filed under."""
+    entity: str | None = None
+    """User or team. Null: the default of the account."""
+
+
+class Telemetry(Section):
+    """What is shown and logged beside metrics.jsonl, which is always written."""
+
+    console: Literal["auto", "live", "plain", "off"] = "auto"
+    """live: a full-screen view; plain: one line a step; auto: live in a terminal, else plain."""
+    wandb: Wandb = Wandb()
+
+
+class Config(Section):
+    """The whole resolved config."""
+
+    run: Run = Run()
+    staleness: Staleness = Staleness()
+    data: Data = Data()
+    model: Model = Model()
+    redundancy: Redundancy = Redundancy()
+    rollout: Rollout = Rollout()
+    coordination: Coordination = Coordination()
+    reward: Reward = Reward()
+    training: Training = Training()
+    evaluation: Evaluation = Evaluation()
+    checkpoint: Checkpoint = Checkpoint()
+    cluster: Cluster = Cluster()
+    telemetry: Telemetry = Telemetry()
+
+    def to_yaml(self) -> str:
+        """The config as YAML text that `load_config` reads back to an equal Config."""
+        from staleflow.config.yaml_text import dump
+
+        return dump(self.model_dump(mode="json"))

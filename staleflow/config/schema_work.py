@@ -1,0 +1,170 @@
+"""The sections of the schema that say how the work is done: rollout, coordination, reward, training, evaluation."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, Strict
+
+from staleflow.config.base import EngineName, Section, TrainerName, VerifierName
+
+Probability = Annotated[float, Field(gt=0, le=1)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
+
+
+class FakeLengths(Section):
+    """How long the scripted responses of the fake engine are, in tokens."""
+
+    kind: Literal["fixed", "uniform", "lognormal"] = "fixed"
+    """fixed: always mean; uniform: from min to max; lognormal: long-tailed around mean."""
+    mean: float = Field(default=32.0, gt=0)
+    """Mean length (fixed, lognormal)."""
+    sigma: float = Field(default=1.0, ge=0)
+    """Deviation of the logarithm of the length (lognormal)."""
+    min: int = Field(default=1, ge=1)
+    """Shortest length."""
+    max: int = Field(default=96, ge=1)
+    """Longest length."""
+
+
+class FakeEngine(Section):
+    """The fake engine: no model, scripted lengths and speed."""
+
+    lengths: FakeLengths = FakeLengths()
+    seconds_per_step: float = Field(default=0.0, ge=0)
+    """Seconds that one decode step takes."""
+
+
+class Rollout(Section):
+    """Generation of trajectories."""
+
+    engine: EngineName = "torch"
+    """torch (embedded, Hugging Face models), fake (scripted, no model), or the dotted path of your own engine."""
+    instances: int = Field(default=2, ge=1)
+    """Rollout instances, each with its own weight version."""
+    max_new_tokens: int = Field(default=96, ge=1)
+    """Most tokens of one response, over all interruptions and turns."""
+    max_model_len: int | None = Field(default=None, ge=2)
+    """Most tokens of prompt and response together. Null: what the model's own config allows."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Sampling temperature; log-probs are those at this temperature, in the trainer too."""
+    top_p: Probability = 1.0
+    """Nucleus sampling. 1: off, which training needs."""
+    top_k: int = Field(default=0, ge=0)
+    """Most likely tokens to draw from. 0: no limit, which training needs."""
+    on_pull: Literal["recompute", "keep_kv"] = "recompute"
+    """Running trajectories at a pull: recompute rebuilds their KV under the new weights, keep_kv keeps the old."""
+    kv_capacity_tokens: int = Field(default=8192, ge=1)
+    """Tokens that the KV cache of one instance holds."""
+    max_running: int = Field(default=96, ge=1)
+    """Most trajectories that one instance decodes at the same time."""
+    progress_interval_s: float = Field(default=1.0, gt=0)
+    """Seconds between reports of an instance's unfinished trajectories; what a lost instance loses at most."""
+    lost_after_s: float = Field(default=60.0, gt=0)
+    """Seconds of silence after which an instance counts as lost, and its work goes elsewhere."""
+    max_retries: int = Field(default=3, ge=0)
+    """How often a failed trajectory is generated anew before it is masked."""
+    threads: int = Field(default=1, ge=1)
+    """CPU threads of each instance."""
+    fake: FakeEngine = FakeEngine()
+
+
+class Routing(Section):
+    """Which trajectory goes to which instance."""
+
+    strategy: Literal["naive"] = "naive"
+    """naive: oldest reservation first, to the least loaded admissible instance."""
+
+
+class Synchronization(Section):
+    """When an instance pulls newer weights."""
+
+    strategy: Literal["naive"] = "naive"
+    """naive: an instance pulls when newer weights exist and its version is not admissible any more."""
+
+
+class Migration(Section):
+    """When running trajectories move to another instance."""
+
+    strategy: Literal["naive"] = "naive"
+    """naive: never."""
+
+
+class Coordination(Section):
+    """Routing, synchronization and migration of trajectories under the staleness bound."""
+
+    policy: Literal["staleflow"] = "staleflow"
+    """The whole policy; each of its three parts has a strategy of its own below."""
+    interval_ms: float = Field(default=50.0, gt=0)
+    """Milliseconds between coordination cycles."""
+    routing: Routing = Routing()
+    synchronization: Synchronization = Synchronization()
+    migration: Migration = Migration()
+
+
+class Reward(Section):
+    """Scoring of responses, in processes of their own with hard limits."""
+
+    verifier: VerifierName = "exact_match"
+    """exact_match, reasoning_gym, math_verify, or the dotted path of your own function."""
+    timeout_s: float = Field(default=5.0, gt=0)
+    """Seconds after which a verifier call is killed."""
+    workers: int = Field(default=1, ge=1)
+    """Verifier processes."""
+    memory_mb: int = Field(default=1024, ge=64)
+    """Memory in MiB that a verifier process may use before it is killed."""
+    on_failure: Literal["zero", "mask"] = "zero"
+    """A trajectory whose verifier failed (time, memory, crash): zero scores it 0, mask leaves it out."""
+
+
+class Training(Section):
+    """The optimizer, the loss and the correction for staleness."""
+
+    trainer: TrainerName = "torch"
+    """torch, or the dotted path of your own trainer."""
+    algorithm: Literal["dapo"] = "dapo"
+    """Advantages and loss."""
+    correction: Literal["tis", "behaviour", "none"] = "tis"
+    """tis: clip against weights at the step's start, truncated importance weight for the lag. behaviour: clip
+    against behaviour log-probs. none: no correction, only where staleness.bound is 0."""
+    learning_rate: float = Field(default=4e-4, gt=0)
+    """Learning rate of AdamW after the warm-up."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Decoupled weight decay of AdamW."""
+    betas: Annotated[tuple[Decay, Decay], Strict(False)] = (0.9, 0.95)
+    """Decay rates of AdamW's two moments."""
+    warmup_steps: int = Field(default=10, ge=0)
+    """Training steps over which the learning rate rises linearly from 0."""
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    """Gradients are scaled down to this norm."""
+    minibatches: int = Field(default=1, ge=1)
+    """Optimizer updates that one batch is split into; together they make one weight version."""
+    micro_batch_tokens: int = Field(default=8192, ge=1)
+    """Most padded tokens, prompt and response, in one forward and backward pass."""
+    clip_low: float = Field(default=0.2, gt=0, lt=1)
+    """The ratio is clipped at 1 - clip_low."""
+    clip_high: float = Field(default=0.28, gt=0)
+    """The ratio is clipped at 1 + clip_high."""
+    tis_cap: float = Field(default=2.0, gt=0)
+    """Largest importance weight of correction tis."""
+    dynamic_sampling: bool = True
+    """Drop groups whose raw rewards are all equal, and generate others in their place."""
+    overlong_buffer: int = Field(default=0, ge=0)
+    """Last tokens before rollout.max_new_tokens over which the penalty grows linearly. 0: no penalty."""
+    overlong_penalty: float = Field(default=0.0, ge=0)
+    """Taken off the shaped reward of a response that uses the whole budget."""
+    threads: int = Field(default=1, ge=1)
+    """CPU threads of the trainer."""
+
+
+class Evaluation(Section):
+    """Accuracy on a fixed held-out set, greedy and sampled, each time on one weight version."""
+
+    every: int = Field(default=10, ge=0)
+    """Training steps between evaluations; the first and the last version are evaluated too. 0: none."""
+    prompts: int = Field(default=512, ge=1)
+    """Held-out prompts."""
+    max_new_tokens: int | None = Field(default=None, ge=1)
+    """Most tokens of one response. Null: rollout.max_new_tokens."""
+    batch: int = Field(default=64, ge=1)
+    """Prompts given to an instance at once."""
