@@ -25,7 +25,7 @@ class Section(BaseModel):
 
 
 def _name_or_dotted_path(known: tuple[str, ...], prefix: str | None = None) -> Callable[[str], str]:
-    """A validator: one of the registered names, `<prefix>:<something>`, or the dotted path of the user's own."""
+    """A validator: a registered name, `<prefix>:<something>`, or the dotted path of the user's own."""
 
     def check(value: str) -> str:
         if value in known or _DOTTED_PATH.fullmatch(value):

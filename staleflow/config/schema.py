@@ -41,7 +41,7 @@ class Data(Section):
     """Where prompts come from and how they are batched."""
 
     source: SourceName = "sums"
-    """sums (the built-in task), jsonl, parquet, reasoning_gym:<task>, or the dotted path of your own source."""
+    """sums (the built-in task), jsonl, parquet, reasoning_gym:<task>, or a dotted path to your own."""
     path: str | None = None
     """File of a jsonl or parquet source. Null: the source needs none."""
     prompt_column: str = "prompt"
@@ -61,8 +61,8 @@ class Data(Section):
     shuffle: bool = True
     """Draw the prompts of an epoch in a seeded random order; false: in file order."""
     max_filtered_batches: int = Field(default=20, ge=1)
-    """A run ends, with a message, after this many batches' worth of groups filtered without one training step."""
-    options: dict[str, Any] = {}
+    """A run that only filters ends, with a message, after this many batches' worth of groups."""
+    options: dict[str, Any] = Field(default_factory=dict)
     """Free settings handed to the source; see its documentation."""
 
 
@@ -99,7 +99,7 @@ class Cluster(Section):
     """Where the parts run."""
 
     runtime: Literal["ray", "inline"] = "ray"
-    """ray: each part in its own process; inline: all in this process, deterministic, for tests and debugging."""
+    """ray: each part in its own process; inline: all in this one, deterministic, for tests and debugging."""
     address: str | None = None
     """Address of a running Ray cluster. Null: a local one is started, and stopped at the end."""
     shared_memory_dir: str | None = None

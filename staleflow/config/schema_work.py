@@ -1,4 +1,4 @@
-"""The sections of the schema that say how the work is done: rollout, coordination, reward, training, evaluation."""
+"""The sections of the schema that say how the work is done, from rollout to evaluation."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Rollout(Section):
     """Generation of trajectories."""
 
     engine: EngineName = "torch"
-    """torch (embedded, Hugging Face models), fake (scripted, no model), or the dotted path of your own engine."""
+    """torch (embedded, Hugging Face models), fake (scripted, no model), or a dotted path to your own."""
     instances: int = Field(default=2, ge=1)
     """Rollout instances, each with its own weight version."""
     max_new_tokens: int = Field(default=96, ge=1)
@@ -53,13 +53,13 @@ class Rollout(Section):
     top_k: int = Field(default=0, ge=0)
     """Most likely tokens to draw from. 0: no limit, which training needs."""
     on_pull: Literal["recompute", "keep_kv"] = "recompute"
-    """Running trajectories at a pull: recompute rebuilds their KV under the new weights, keep_kv keeps the old."""
+    """What a pull does to running trajectories: rebuild their KV under the new weights, or keep the old KV."""
     kv_capacity_tokens: int = Field(default=8192, ge=1)
     """Tokens that the KV cache of one instance holds."""
     max_running: int = Field(default=96, ge=1)
     """Most trajectories that one instance decodes at the same time."""
     progress_interval_s: float = Field(default=1.0, gt=0)
-    """Seconds between reports of an instance's unfinished trajectories; what a lost instance loses at most."""
+    """Seconds between reports of unfinished trajectories; a lost instance loses at most so much work."""
     lost_after_s: float = Field(default=60.0, gt=0)
     """Seconds of silence after which an instance counts as lost, and its work goes elsewhere."""
     max_retries: int = Field(default=3, ge=0)

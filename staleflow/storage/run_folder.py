@@ -1,0 +1,231 @@
+"""The run folder: the one place where a run writes, held by one process at a time.
+
+Invariants:
+
+- nothing of an earlier run is overwritten: a name in use is refused unless the run is resumed or its
+  folder is cleaned, and only a folder that is recognisably a run's is ever cleaned;
+- while a RunFolder is open no other process can open the same folder (a file lock, which the kernel drops
+  with the process);
+- a run is resumed only with a config that agrees with the old one in everything that gives ids, order and
+  weights their meaning.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+
+from staleflow.errors import RunFolderError
+
+LOCK_NAME = ".staleflow.lock"
+"""Lock file; its presence also marks a folder as a run's."""
+
+MUST_AGREE = ("run.seed", "staleness", "data", "model")
+"""Keys and sections in which a resumed run must have its old values."""
+MAY_DIFFER = ("data.epochs", "data.max_filtered_batches")
+"""Exceptions: how long the run goes on."""
+
+
+class RunFolder:
+    """`<output_dir>/<name>/` and the paths in it. Use `create`; `close` gives the lock back."""
+
+    def __init__(self, path: Path, name: str, lock: int) -> None:
+        self.path = path
+        self.name = name
+        self._lock: int | None = lock
+
+    @classmethod
+    def create(
+        cls,
+        output_dir: Path,
+        name: str | None,
+        *,
+        now: float,
+        seed: int = 0,
+        resume: bool = False,
+        clean: bool = False,
+    ) -> Self:
+        """Make, resume or clean the folder of a run, and lock it.
+
+        `name` null: made from `now` (seconds since the epoch, UTC) and the seed. Raises RunFolderError when
+        the name is unfit or in use, there is nothing to resume, another process has the folder, or it cannot
+        be written; then nothing was changed.
+        """
+        if resume and clean:
+            raise RunFolderError("resume and clean exclude each other: one keeps the old run, one removes it")
+        if name is None:
+            if resume:
+                raise RunFolderError(_which_to_resume(output_dir))
+            name = f"{datetime.fromtimestamp(now, UTC):%Y%m%d-%H%M%S}-seed{seed}"
+        path = _checked_path(output_dir, name)
+        in_use = _holds_something(path)
+        if resume and not is_run_folder(path):
+            raise RunFolderError(f"there is no run to resume in {path}")
+        if in_use and not (resume or clean):
+            raise RunFolderError(
+                f"the run name {name!r} is in use in {output_dir}: choose another run.name, or give "
+                "--resume to go on with it or --clean to remove it first"
+            )
+        if in_use and clean and not is_run_folder(path):
+            raise RunFolderError(
+                f"{path} is not a run folder, so --clean leaves it alone: choose another name"
+            )
+        lock = _lock(path)
+        if clean:
+            _empty(path)
+        folder = cls(path, name, lock)
+        folder.logs.mkdir(exist_ok=True)
+        folder.checkpoints.mkdir(exist_ok=True)
+        return folder
+
+    @property
+    def config(self) -> Path:
+        """The resolved config, with versions and git state as comments."""
+        return self.path / "config.yaml"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object a line."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def ledger(self) -> Path:
+        """The append-only record of every protocol transition."""
+        return self.path / "ledger.jsonl"
+
+    @property
+    def logs(self) -> Path:
+        """Folder of log files."""
+        return self.path / "logs"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of `step_<N>/` folders."""
+        return self.path / "checkpoints"
+
+    @property
+    def report(self) -> Path:
+        """The offline HTML report."""
+        return self.path / "report.html"
+
+    def write_config(self, text: str, about: Mapping[str, str]) -> None:
+        """Write config.yaml, whole or not at all: `about` (versions, git state) as comments, then `text`."""
+        header = "".join(f"# {key}: {value}\n" for key, value in about.items())
+        aside = self.config.with_suffix(".tmp")
+        aside.write_text(header + text, encoding="utf-8")
+        aside.replace(self.config)
+
+    def check_config(self, config: Mapping[str, Any]) -> None:
+        """Refuse to resume with a config (plain mapping) that differs where it matters.
+
+        Raises RunFolderError naming the keys with their old and new values.
+        """
+        if not self.config.is_file():
+            return  # the earlier attempt died before it wrote anything that depends on a config
+        old = yaml.safe_load(self.config.read_text(encoding="utf-8"))
+        differing = [
+            f"{key} (was {before!r}, now {after!r})"
+            for key, before, after in _differences(old, config)
+            if _under(key, MUST_AGREE) and not _under(key, MAY_DIFFER)
+        ]
+        if differing:
+            raise RunFolderError(
+                f"the run in {self.path} cannot be resumed with another {', '.join(differing)}: give the old "
+                "values, or start a run with another run.name"
+            )
+
+    def close(self) -> None:
+        """Give the lock back; may be called twice."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def is_run_folder(path: Path) -> bool:
+    """Whether `path` is recognisably the folder of a run."""
+    return (path / LOCK_NAME).is_file() or all((path / n).is_file() for n in ("config.yaml", "ledger.jsonl"))
+
+
+def _holds_something(path: Path) -> bool:
+    """Whether a run has written there; a start that was refused leaves a lock and empty folders only."""
+    if not path.is_dir():
+        return False
+    others = [entry for entry in path.iterdir() if entry.name != LOCK_NAME]
+    return any(not entry.is_dir() or any(entry.iterdir()) for entry in others)
+
+
+def _checked_path(output_dir: Path, name: str) -> Path:
+    parts = name.split("/")
+    if any(part in ("", ".", "..") or part.startswith(".") for part in parts) or "\0" in name or "\\" in name:
+        raise RunFolderError(
+            f"the run name {name!r} does not name a folder inside {output_dir}: use letters, digits, "
+            '"-", "_", "=" and "/" between them'
+        )
+    path = output_dir / name
+    for parent in [output_dir.joinpath(*parts[:n]) for n in range(1, len(parts))]:
+        if is_run_folder(parent):
+            raise RunFolderError(f"the run name {name!r} lies inside the folder of another run, {parent}")
+    if path.is_symlink() or (path.exists() and not path.is_dir()):
+        raise RunFolderError(f"{path} exists and is not a folder: choose another run.name")
+    return path
+
+
+def _lock(path: Path) -> int:
+    """Make the folder and take its lock; the lock is the file descriptor returned."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise RunFolderError(
+            f"the run folder {path} cannot be written ({error.strerror}): choose another run.output_dir"
+        ) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(lock)
+        raise RunFolderError(f"another process is running in {path}: wait for it, or stop it") from error
+    return lock
+
+
+def _empty(path: Path) -> None:
+    """Remove everything but the lock, which stays held throughout."""
+    for entry in path.iterdir():
+        if entry.name == LOCK_NAME:
+            continue
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+
+
+def _which_to_resume(output_dir: Path) -> str:
+    runs = [p for p in output_dir.iterdir() if is_run_folder(p)] if output_dir.is_dir() else []
+    if not runs:
+        return f"there is no run to resume in {output_dir}"
+    newest = max(runs, key=lambda p: p.stat().st_mtime)
+    return f"give the name of the run to resume; the newest in {output_dir} is run.name={newest.name}"
+
+
+def _differences(old: Any, new: Any, key: str = "") -> list[tuple[str, Any, Any]]:
+    """(key path, old value, new value) of every leaf that both have and that differs."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping) and not key.endswith(".options"):
+        prefix = f"{key}." if key else ""
+        return [d for k in old if k in new for d in _differences(old[k], new[k], f"{prefix}{k}")]
+    return [] if old == new else [(key, old, new)]
+
+
+def _under(key: str, prefixes: tuple[str, ...]) -> bool:
+    return any(key == prefix or key.startswith(f"{prefix}.") for prefix in prefixes)
