@@ -34,6 +34,8 @@ class Route:
     """The instance refuses the trajectory when its loaded version is lower (V_group of the reservation)."""
     admission: Admission | None = None
     """None: the group's reservation already admits the instance's version."""
+    length: int = 0
+    """Prompt and response tokens so far: what the instance must prefill."""
     reason: str = ""
 
 
@@ -45,6 +47,8 @@ class Interrupt:
     incarnation: int
     seq: int
     trajectory_id: str
+    length: int = 0
+    """Its length as last known: what leaves the KV cache."""
     reason: str = ""
 
 
@@ -56,6 +60,8 @@ class Abort:
     incarnation: int
     seq: int
     trajectory_id: str
+    length: int = 0
+    """Its length as last known: what leaves the KV cache."""
     reason: str = ""
 
 

@@ -13,6 +13,8 @@ class Rejection:
     trajectory_id: str | None
     """None for a Pull."""
     reason: str
+    stale_version: bool = False
+    """A Route refused because the loaded version is lower than min_version: no failure of the trajectory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 IntArray = NDArray[np.int32]
 FloatArray = NDArray[np.float32]
 BoolArray = NDArray[np.bool_]
+
+Scalar = TypeVar("Scalar", bound=np.generic)
 
 GIVEN_VERSION = -1
 """Version stamped on tokens that no weights generated."""
@@ -110,17 +112,17 @@ class Trajectory:
     @property
     def tokens(self) -> IntArray:
         """Response token ids, shape (response_len,)."""
-        return self._joined("tokens", np.int32)
+        return _concatenated([s.tokens for s in self.segments], np.int32)
 
     @property
     def log_probs(self) -> FloatArray:
         """Behaviour log-probs, shape (response_len,)."""
-        return self._joined("log_probs", np.float32)
+        return _concatenated([s.log_probs for s in self.segments], np.float32)
 
     @property
     def versions(self) -> IntArray:
         """Weight version of each token, shape (response_len,)."""
-        return self._joined("versions", np.int32)
+        return _concatenated([s.versions for s in self.segments], np.int32)
 
     @property
     def loss_mask(self) -> BoolArray:
@@ -162,12 +164,11 @@ class Trajectory:
         """This trajectory with its finish reason set (None: it may go on)."""
         return replace(self, finish_reason=reason)
 
-    def _joined(self, name: str, dtype: Any) -> Any:
-        if not self.segments:
-            return np.zeros(0, dtype=dtype)
-        if len(self.segments) == 1:
-            return getattr(self.segments[0], name)
-        return np.concatenate([getattr(s, name) for s in self.segments])
+
+def _concatenated(parts: list[NDArray[Scalar]], dtype: type[Scalar]) -> NDArray[Scalar]:
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=dtype)
 
 
 def token_hash(tokens: IntArray) -> str:

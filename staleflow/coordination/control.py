@@ -1,0 +1,371 @@
+"""`Control`: the single writer of staleness buffer, lifecycle and ledger. Events and time in, effects out.
+
+Invariants
+----------
+- A Route leaves only with its admission applied to the buffer in the same call; a Route whose admission
+  the buffer refuses is dropped and the trajectory stays pending.
+- Training step c is handed out when weights c are the newest pushed and consume is legal, never otherwise,
+  so V + η >= c holds for all that is trained.
+- Every transition of the protocol appends one ledger record; sequence numbers have no gap.
+
+Flow::
+
+    prompt source --DrawGroups/GroupsDrawn--> pending --Route--> running --Reported--> generated
+        --Score/Rewarded--> rewarded --(group complete)--> filter --> occupied --Train--> trainer --Pushed-->
+
+Backpressure: groups are drawn only as far as the buffer can place them under the newest version.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from staleflow.coordination.batches import Batches, BatchSettings, FinishKind, GroupFilter
+from staleflow.coordination.commands import Abort, Command, Interrupt, Route
+from staleflow.coordination.coordinator import Coordinator
+from staleflow.coordination.effects import Effect, GiveUp, Score, Send
+from staleflow.coordination.events import (
+    Event,
+    Given,
+    GroupsDrawn,
+    InstanceJoined,
+    InstanceLost,
+    Pushed,
+    Reported,
+    Rewarded,
+    SourceExhausted,
+    StopRequested,
+    TrainedStep,
+    WaitingExternal,
+)
+from staleflow.coordination.fleet import Fleet
+from staleflow.coordination.outbox import Outbox
+from staleflow.coordination.population import Member, Population
+from staleflow.coordination.progress import ProgressWatch
+from staleflow.coordination.reports import InstanceReport, Rejection, TrajectoryReport
+from staleflow.coordination.snapshot import Snapshot
+from staleflow.errors import ProtocolError
+from staleflow.protocol.buffer import StalenessBuffer
+from staleflow.protocol.records import Lower, Record, Reserve
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long, and how often, a trajectory may fail to move."""
+
+    stall_after_s: float = 60.0
+    """A running trajectory without a new token for this long is taken back and started again."""
+    external_limit_s: float = 300.0
+    """An environment that has not answered for this long fails its trajectory."""
+    max_retries: int = 3
+    """Failures of one trajectory before it is given up and masked."""
+
+
+class Control:
+    """See the module's docstring. `handle` for facts, `cycle` for decisions."""
+
+    def __init__(
+        self,
+        *,
+        buffer: StalenessBuffer,
+        coordinator: Coordinator,
+        batches: BatchSettings,
+        patience: Patience | None = None,
+        expected_response: int = 64,
+        group_filter: GroupFilter | None = None,
+        attempt: int = 0,
+        next_seq: int = 0,
+    ) -> None:
+        """Start with an empty `buffer` whose next_buffer is the version that will be pushed first.
+
+        `expected_response` is in tokens, used until a response has been seen. `group_filter` gets the raw
+        rewards of a complete group's usable members; True releases the group.
+        """
+        patience = patience or Patience()
+        self.buffer = buffer
+        self.population = Population()
+        self.fleet = Fleet()
+        self._outbox = Outbox(attempt=attempt, next_seq=next_seq)
+        self.batches = Batches(
+            buffer=buffer,
+            population=self.population,
+            outbox=self._outbox,
+            settings=batches,
+            group_filter=group_filter,
+            abort=self._order_abort,
+        )
+        self._coordinator = coordinator
+        self._patience = patience
+        self._now = 0.0
+        self._expected_response = expected_response
+        self._responses = 0
+        self._response_tokens = 0
+        self._running = ProgressWatch(patience.stall_after_s)
+        self._external = ProgressWatch(patience.external_limit_s)
+
+    # ------------------------------------------------------------------ the two entries
+
+    def handle(self, event: Event) -> list[Effect]:
+        """Take a fact in. Raises ProtocolError when it contradicts what is known."""
+        match event:
+            case Reported(report=report):
+                self._on_report(report)
+            case Rewarded():
+                self._on_rewarded(event)
+            case GroupsDrawn(groups=groups):
+                self.batches.drawn()
+                for drawn in groups:
+                    self.population.add(drawn)
+            case SourceExhausted():
+                self.batches.drawn()
+                self.batches.exhausted = True
+            case InstanceJoined():
+                self.fleet.join(event)
+            case InstanceLost():
+                self._on_lost(event)
+            case Given(trajectory_id=trajectory_id, length=length):
+                self._on_given(trajectory_id, length)
+            case WaitingExternal(trajectory_id=trajectory_id):
+                self._on_waiting_external(trajectory_id)
+            case TrainedStep(record=record):
+                self._outbox.record(record)
+            case Pushed(version=version):
+                self.batches.newest_version = max(self.batches.newest_version, version)
+            case StopRequested():
+                self.batches.stopping = True
+        self.batches.advance()
+        return self._outbox.take()
+
+    def cycle(self, now: float) -> list[Effect]:
+        """Look after what is overdue, let the coordinator decide, and draw what can be placed.
+
+        `now` is in seconds on any clock that does not go backwards.
+        """
+        self._now = now
+        if self.batches.finished is None:
+            self._take_back_overdue()
+            for command in self._coordinator.step(self.snapshot()).commands:
+                self._issue(command)
+            self.batches.draw()
+            self.batches.advance()
+        return self._outbox.take()
+
+    def note(self, record: Record) -> list[Effect]:
+        """Append a record that is no transition: the run's start, or a resume."""
+        self._outbox.record(record)
+        return self._outbox.take()
+
+    # ------------------------------------------------------------------ what others may look at
+
+    @property
+    def finished(self) -> FinishKind | None:
+        """Why the run is over; None while it goes on."""
+        return self.batches.finished
+
+    @property
+    def expected_growth(self) -> int:
+        """Mean response length so far, in tokens."""
+        if self._responses == 0:
+            return self._expected_response
+        return max(1, round(self._response_tokens / self._responses))
+
+    def snapshot(self) -> Snapshot:
+        """The coordinator's view of this moment."""
+        return Snapshot(
+            now=self._now,
+            next_buffer=self.buffer.next_buffer,
+            newest_version=self.batches.newest_version,
+            counts=self.buffer.counts(),
+            reservable=self.batches.reservable,
+            pending=self.population.pending,
+            instances=self.fleet.views(),
+            expected_growth=self.expected_growth,
+        )
+
+    # ------------------------------------------------------------------ commands
+
+    def _issue(self, command: Command) -> None:
+        if isinstance(command, Route) and not self._admit(command):
+            return
+        self.fleet.order(command)
+        if isinstance(command, Route):
+            member = self.population.member(command.trajectory_id)
+            self.population.start(member, command.instance, command.seq)
+            self.fleet.place(command.instance, command.trajectory_id)
+            self._running.touch(command.trajectory_id, self._now)
+        elif isinstance(command, Interrupt):
+            self.population.member(command.trajectory_id).leaving = True
+        self._outbox.put(Send(command=command))
+
+    def _admit(self, route: Route) -> bool:
+        admission = route.admission
+        if admission is None:
+            return True
+        group, version = route.group_id, admission.version
+        try:
+            if admission.kind == "reserve":
+                self.buffer.reserve(group, version, spare=admission.spare)
+                self._outbox.record(Reserve(group=group, version=version, spare=admission.spare))
+            else:
+                self.buffer.lower(group, version)
+                self._outbox.record(Lower(group=group, version=version))
+        except ProtocolError:
+            return False
+        self.population.set_version(group, version)
+        return True
+
+    def _order_abort(self, member: Member, reason: str) -> None:
+        instance = member.instance
+        if instance is None or instance not in self.fleet:
+            return
+        self._running.forget(member.trajectory_id)
+        self.fleet.remove(instance, member.trajectory_id)
+        command = Abort(
+            instance=instance,
+            incarnation=self.fleet.snapshot(instance).incarnation,
+            seq=self.fleet.next_seq(instance),
+            trajectory_id=member.trajectory_id,
+            length=member.length,
+            reason=reason,
+        )
+        self.fleet.order(command)
+        self._outbox.put(Send(command=command))
+
+    # ------------------------------------------------------------------ instances
+
+    def _on_report(self, report: InstanceReport) -> None:
+        if not self.fleet.is_current(report.instance, report.incarnation):
+            return
+        acknowledged = self.fleet.report(report)
+        for trajectory_id, length in report.lengths:
+            member = self._resident(trajectory_id, report.instance)
+            if member is not None:
+                member.length = length
+                self._running.touch(trajectory_id, self._now)
+        for finished in report.finished:
+            self._on_finished(finished, report.instance)
+        for interrupted in report.interrupted:
+            member = self._resident(interrupted.trajectory_id, report.instance)
+            if member is not None:
+                self._check_version(interrupted, member)
+                self._return_to_pending(member, interrupted.length)
+        for rejection in report.rejections:
+            self._on_rejection(rejection, report.instance)
+        for command in acknowledged:
+            if isinstance(command, Interrupt):
+                self._on_interrupt_applied(command)
+
+    def _on_finished(self, report: TrajectoryReport, instance: str) -> None:
+        member = self._resident(report.trajectory_id, instance)
+        if member is None:
+            return
+        self._check_version(report, member)
+        self.fleet.remove(instance, member.trajectory_id)
+        self._running.forget(member.trajectory_id)
+        self.population.to_generated(member, report.length)
+        self._responses += 1
+        self._response_tokens += report.length - member.prompt_length
+        self._outbox.put(Score(trajectory_id=member.trajectory_id))
+
+    def _on_rejection(self, rejection: Rejection, instance: str) -> None:
+        if rejection.trajectory_id is None:
+            return
+        member = self._resident(rejection.trajectory_id, instance)
+        if member is not None and member.route_seq == rejection.seq:
+            failure = "" if rejection.stale_version else rejection.reason
+            self._return_to_pending(member, member.length, failure=failure)
+
+    def _on_interrupt_applied(self, command: Interrupt) -> None:
+        """An Interrupt that found nothing: the instance has lost the trajectory."""
+        member = self._resident(command.trajectory_id, command.instance)
+        if member is not None and member.route_seq < command.seq:
+            self._return_to_pending(member, member.length, failure=f"{command.instance} lost it")
+
+    def _on_lost(self, event: InstanceLost) -> None:
+        if not self.fleet.is_current(event.instance, event.incarnation):
+            return
+        lengths = dict(event.lengths)
+        failure = f"{event.instance} was lost: {event.reason}"
+        for trajectory_id in self.fleet.leave(event.instance):
+            member = self._resident(trajectory_id, event.instance)
+            if member is not None:
+                length = lengths.get(trajectory_id, member.length)
+                self._return_to_pending(member, length, failure=failure)
+
+    def _resident(self, trajectory_id: str, instance: str) -> Member | None:
+        """The trajectory if it is still RUNNING there; None when it was released meanwhile."""
+        member = self.population.find(trajectory_id)
+        return member if member is not None and member.instance == instance else None
+
+    def _check_version(self, report: TrajectoryReport, member: Member) -> None:
+        version = self.population.group(member.group_id).version
+        if report.min_version is not None and (version is None or report.min_version < version):
+            raise ProtocolError(
+                f"trajectory {member.trajectory_id} came back with tokens of version {report.min_version}, "
+                f"older than its reservation at {version}"
+            )
+
+    def _return_to_pending(self, member: Member, length: int, failure: str = "") -> None:
+        failure = failure or member.failure
+        if member.instance is not None:
+            self.fleet.remove(member.instance, member.trajectory_id)
+        self._running.forget(member.trajectory_id)
+        self.population.to_pending(member, length)
+        if failure:
+            member.failure = ""
+            member.retries += 1
+            if member.retries > self._patience.max_retries:
+                self._give_up(member, failure)
+
+    # ------------------------------------------------------------------ what is overdue
+
+    def _take_back_overdue(self) -> None:
+        for trajectory_id in self._running.overdue(self._now):
+            member = self.population.member(trajectory_id)
+            instance = member.instance
+            if instance is None or member.leaving:
+                continue
+            if self.fleet.snapshot(instance).waiting > 0:
+                self._running.touch(trajectory_id, self._now)  # it may just be queued there
+                continue
+            member.failure = f"no new token for {self._patience.stall_after_s:g} s on {instance}"
+            self._issue(
+                Interrupt(
+                    instance=instance,
+                    incarnation=self.fleet.snapshot(instance).incarnation,
+                    seq=self.fleet.next_seq(instance),
+                    trajectory_id=trajectory_id,
+                    length=member.length,
+                    reason=member.failure,
+                )
+            )
+        for trajectory_id in self._external.overdue(self._now):
+            limit = self._patience.external_limit_s
+            self._give_up(
+                self.population.member(trajectory_id), f"no answer of its environment in {limit:g} s"
+            )
+
+    def _give_up(self, member: Member, why: str) -> None:
+        self.population.to_generated(member, member.length)
+        self._outbox.put(GiveUp(trajectory_id=member.trajectory_id, reason=why))
+        self._outbox.put(Score(trajectory_id=member.trajectory_id))
+
+    # ------------------------------------------------------------------ environment and reward
+
+    def _on_given(self, trajectory_id: str, length: int) -> None:
+        member = self.population.find(trajectory_id)
+        if member is not None:
+            self._external.forget(trajectory_id)
+            self.population.to_pending(member, length)
+
+    def _on_waiting_external(self, trajectory_id: str) -> None:
+        member = self.population.find(trajectory_id)
+        if member is not None:
+            self.population.to_waiting_external(member)
+            self._external.touch(trajectory_id, self._now)
+
+    def _on_rewarded(self, event: Rewarded) -> None:
+        member = self.population.find(event.trajectory_id)
+        if member is not None:
+            self._external.forget(event.trajectory_id)
+            self.batches.rewarded(member, event)

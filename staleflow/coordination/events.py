@@ -1,0 +1,125 @@
+"""What the outside tells `Control`. Each event is a fact that has already happened."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from staleflow.coordination.reports import InstanceReport
+from staleflow.protocol.records import Trained
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceJoined:
+    """An instance is up with weights loaded; an earlier incarnation of it is gone."""
+
+    instance: str
+    incarnation: int
+    version: int
+    kv_capacity: int
+    """Tokens."""
+    max_running: int
+    """Most trajectories it decodes at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceLost:
+    """An instance died or stopped answering."""
+
+    instance: str
+    incarnation: int
+    lengths: tuple[tuple[str, int], ...] = ()
+    """Length of each of its trajectories as the trajectory server has it: the tokens that were reported."""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reported:
+    """An instance sent its report."""
+
+    report: InstanceReport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawnGroup:
+    """A group as the trajectory server created it."""
+
+    group_id: str
+    members: tuple[str, ...]
+    """Trajectory ids; more than the group size when members are redundant."""
+    prompt_length: int
+    """Tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupsDrawn:
+    """The answer to DrawGroups. Fewer than asked for means nothing by itself; SourceExhausted does."""
+
+    groups: tuple[DrawnGroup, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceExhausted:
+    """The prompt source has no further prompt in the epochs it was given."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingExternal:
+    """The environment of a generated trajectory will answer later."""
+
+    trajectory_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """The environment added tokens: the trajectory goes on at this length."""
+
+    trajectory_id: str
+    length: int
+    """Prompt and response tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rewarded:
+    """A trajectory was scored."""
+
+    trajectory_id: str
+    raw: float
+    """The verifier's own score."""
+    usable: bool
+    """False: masked out of loss, statistics and filter."""
+    token_hash: str
+    """Of the response ids; the ledger's proof that what was sampled is what is trained."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedStep:
+    """The trainer finished an update and says what it trained on."""
+
+    record: Trained
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pushed:
+    """A weight version is complete in the parameter server."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRequested:
+    """Finish the step that is being trained, then end."""
+
+
+Event = (
+    InstanceJoined
+    | InstanceLost
+    | Reported
+    | GroupsDrawn
+    | SourceExhausted
+    | WaitingExternal
+    | Given
+    | Rewarded
+    | TrainedStep
+    | Pushed
+    | StopRequested
+)

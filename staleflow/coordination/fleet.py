@@ -1,0 +1,137 @@
+"""The rollout instances as `Control` knows them, and the commands on their way to each.
+
+Invariants: sequence numbers to one incarnation are consecutive from 1; a command is outstanding from its
+order until the report that acknowledges it; a new incarnation starts with none.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import replace
+
+from staleflow.coordination.commands import Command
+from staleflow.coordination.events import InstanceJoined
+from staleflow.coordination.reports import InstanceReport
+from staleflow.coordination.snapshot import InstanceSnapshot, InstanceView
+from staleflow.errors import ProtocolError
+
+
+class _Member:
+    __slots__ = ("next_seq", "outstanding", "resident", "snapshot")
+
+    def __init__(self, snapshot: InstanceSnapshot) -> None:
+        self.snapshot = snapshot
+        self.next_seq = 1
+        self.outstanding: deque[Command] = deque()
+        self.resident: dict[str, None] = {}
+
+
+class Fleet:
+    """Instances by name, one incarnation each."""
+
+    def __init__(self) -> None:
+        self._members: dict[str, _Member] = {}
+        self._views: dict[str, InstanceView] = {}
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __contains__(self, instance: object) -> bool:
+        return instance in self._members
+
+    def names(self) -> tuple[str, ...]:
+        """Instances that are up, in order of joining."""
+        return tuple(self._members)
+
+    def snapshot(self, instance: str) -> InstanceSnapshot:
+        """The instance as it last reported itself."""
+        return self._members[instance].snapshot
+
+    def resident(self, instance: str) -> tuple[str, ...]:
+        """Trajectories ordered to the instance that have not left it."""
+        return tuple(self._members[instance].resident)
+
+    def is_current(self, instance: str, incarnation: int) -> bool:
+        """Whether this incarnation is the one that is up."""
+        member = self._members.get(instance)
+        return member is not None and member.snapshot.incarnation == incarnation
+
+    def join(self, event: InstanceJoined) -> None:
+        """Take an incarnation in; the caller has removed an earlier one."""
+        if event.instance in self._members:
+            raise ProtocolError(f"instance {event.instance} joined while an incarnation of it is up")
+        self._members[event.instance] = _Member(
+            InstanceSnapshot(
+                instance=event.instance,
+                incarnation=event.incarnation,
+                revision=0,
+                version=event.version,
+                running=0,
+                waiting=0,
+                kv_tokens=0,
+                kv_capacity=event.kv_capacity,
+                max_running=event.max_running,
+                acked_seq=0,
+            )
+        )
+        self._changed(event.instance)
+
+    def leave(self, instance: str) -> tuple[str, ...]:
+        """Forget an instance and its outstanding commands; returns the trajectories that were there."""
+        del self._views[instance]
+        return tuple(self._members.pop(instance).resident)
+
+    def next_seq(self, instance: str) -> int:
+        """Sequence number of the next command to the instance."""
+        return self._members[instance].next_seq
+
+    def order(self, command: Command) -> None:
+        """Note a command as sent."""
+        member = self._members[command.instance]
+        if command.seq != member.next_seq or command.incarnation != member.snapshot.incarnation:
+            raise ProtocolError(f"command {command} is not the next one of {command.instance}")
+        member.next_seq += 1
+        member.outstanding.append(command)
+        self._changed(command.instance)
+
+    def place(self, instance: str, trajectory_id: str) -> None:
+        """A trajectory was ordered to the instance."""
+        self._members[instance].resident[trajectory_id] = None
+
+    def remove(self, instance: str, trajectory_id: str) -> None:
+        """A trajectory left the instance."""
+        member = self._members.get(instance)
+        if member is not None:
+            member.resident.pop(trajectory_id, None)
+
+    def report(self, report: InstanceReport) -> tuple[Command, ...]:
+        """Take a report in; returns the commands that it acknowledges."""
+        member = self._members[report.instance]
+        member.snapshot = replace(
+            member.snapshot,
+            revision=report.revision,
+            version=report.version,
+            running=report.running,
+            waiting=report.waiting,
+            kv_tokens=report.kv_tokens,
+            kv_capacity=report.kv_capacity or member.snapshot.kv_capacity,
+            acked_seq=report.acked_seq,
+            generated_tokens=report.generated_tokens,
+            busy_seconds=report.busy_seconds,
+        )
+        acknowledged: list[Command] = []
+        while member.outstanding and member.outstanding[0].seq <= report.acked_seq:
+            acknowledged.append(member.outstanding.popleft())
+        self._changed(report.instance)
+        return tuple(acknowledged)
+
+    def views(self) -> Mapping[str, InstanceView]:
+        """What the coordinator sees; the mapping is shared and changes with the fleet."""
+        return self._views
+
+    def _changed(self, instance: str) -> None:
+        member = self._members[instance]
+        self._views[instance] = InstanceView(
+            snapshot=member.snapshot, outstanding=tuple(member.outstanding), next_seq=member.next_seq
+        )
