@@ -1,0 +1,47 @@
+"""Names to code: the small registries, each of which a dotted path extends.
+
+Invariants:
+
+- a registry is a plain mapping from a short name to a dotted path; nothing is imported before it is
+  asked for;
+- a name that is neither known nor a dotted path, and a path that cannot be loaded, is a ConfigError that says
+  what failed.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+from staleflow.errors import ConfigError
+
+
+def load_named(kind: str, name: str, known: Mapping[str, str]) -> Any:
+    """The object that `name` stands for: a key of `known`, or a dotted path `package.module.attribute`.
+
+    `kind` is what the thing is called in messages, e.g. "verifier". Raises ConfigError.
+    """
+    path = known.get(name, name)
+    module_name, _, attribute = path.rpartition(".")
+    if not module_name:
+        close = difflib.get_close_matches(name, known, n=1)
+        meant = f"; did you mean {close[0]!r}?" if close else ""
+        raise ConfigError(
+            f"unknown {kind} {name!r}: use one of {', '.join(sorted(known))} or a dotted path"
+            f" such as my_package.my_module.my_function{meant}"
+        )
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # whatever a user's module raises on import is the user's to see
+        raise ConfigError(
+            f"{kind} {name!r} cannot be loaded: importing {module_name} failed with"
+            f" {type(error).__name__}: {error}"
+        ) from error
+    try:
+        return getattr(module, attribute)
+    except AttributeError:
+        raise ConfigError(
+            f"{kind} {name!r} cannot be loaded: module {module_name} has no {attribute!r}"
+        ) from None
