@@ -1,0 +1,133 @@
+"""The part of an engine that does not depend on how tokens are computed.
+
+::
+
+    add ──> waiting ──admit (KV room)──> running ──decode──> finished: returned by step, forgotten
+               ^                           │  │
+               └──────── preempt ──────────┘  └──> interrupt, abort: returned, forgotten
+
+An engine built on this says how to enter a trajectory into its batch, how to drop it, and how to draw the
+next tokens; queues, budgets, version stamps and finish reasons are decided here, once for all engines.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from numpy.typing import NDArray
+
+from staleflow.data.trajectory import FinishReason, Trajectory
+from staleflow.errors import EngineError
+from staleflow.rollout.engine import EngineLoad, OnPull, SamplingParams
+from staleflow.rollout.scheduler import Generation, Scheduler
+
+
+class BatchingEngine(ABC):
+    """Base of the engines that schedule for themselves; keeps the `Engine` protocol's invariants."""
+
+    def __init__(
+        self, *, sampling: SamplingParams, kv_capacity_tokens: int, max_running: int, version: int
+    ) -> None:
+        self._sampling = sampling
+        self._stop_tokens = frozenset(sampling.stop_token_ids)
+        self._scheduler = Scheduler(
+            kv_capacity=kv_capacity_tokens, max_running=max_running, max_model_len=sampling.max_model_len
+        )
+        self._version = version
+        self._generated = 0
+        self._closed = False
+
+    @abstractmethod
+    def _enter(self, generations: Sequence[Generation]) -> None:
+        """Build the KV of trajectories that join the batch."""
+
+    @abstractmethod
+    def _leave(self, generations: Sequence[Generation]) -> None:
+        """Drop the KV of trajectories that leave the batch."""
+
+    @abstractmethod
+    def _decode(self, running: Sequence[Generation]) -> Iterable[tuple[Generation, int, float]]:
+        """Draw the next token of each: (trajectory, token, log-prob). Must not append them itself."""
+
+    @abstractmethod
+    def load_weights(self, tensors: Mapping[str, NDArray[Any]], version: int, on_pull: OnPull) -> None:
+        """As in `Engine`: swap weights in place, or raise EngineError and keep the old ones."""
+
+    @property
+    def version(self) -> int:
+        """Weight version loaded."""
+        return self._version
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Queue a trajectory. Raises EngineError when it can never be continued here."""
+        self._check_open()
+        self._scheduler.add(trajectory)
+
+    def step(self) -> Sequence[Trajectory]:
+        """One decode step for all running trajectories. Returns those that finished, and forgets them."""
+        self._check_open()
+        schedule = self._scheduler.schedule()
+        if schedule.preempted:
+            self._leave(schedule.preempted)
+        if schedule.admitted:
+            self._enter(schedule.admitted)
+        finished = [g.trajectory(FinishReason.LENGTH) for g in schedule.spent]
+        if self._scheduler.running:
+            finished += self._extend(self._decode(self._scheduler.running))
+        return finished
+
+    def _extend(self, drawn: Iterable[tuple[Generation, int, float]]) -> list[Trajectory]:
+        ended: list[tuple[Generation, FinishReason]] = []
+        for generation, token, log_prob in drawn:
+            generation.append(token, log_prob, self._version)
+            self._generated += 1
+            reason = self._reason_to_finish(generation)
+            if reason is not None:
+                ended.append((generation, reason))
+        if ended:
+            _, were_running = self._scheduler.remove(g.trajectory_id for g, _ in ended)
+            self._leave(were_running)
+        return [generation.trajectory(reason) for generation, reason in ended]
+
+    def _reason_to_finish(self, generation: Generation) -> FinishReason | None:
+        if generation.tokens[-1] in self._stop_tokens:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if generation.length >= generation.bound else None
+
+    def interrupt(self, trajectory_ids: Sequence[str]) -> Sequence[Trajectory]:
+        """Remove trajectories, tokens kept. Unknown ids (finished meanwhile) are skipped."""
+        gone, were_running = self._scheduler.remove(trajectory_ids)
+        if were_running:
+            self._leave(were_running)
+        return [g.trajectory() for g in gone]
+
+    def abort(self, trajectory_ids: Sequence[str]) -> Sequence[Trajectory]:
+        """Remove trajectories whose tokens are not wanted any more. Unknown ids are skipped."""
+        return self.interrupt(trajectory_ids)
+
+    def trajectories(self) -> Mapping[str, Trajectory]:
+        """Every trajectory held, running or waiting, with its tokens so far."""
+        return {g.trajectory_id: g.trajectory() for g in self._scheduler.held}
+
+    def load(self) -> EngineLoad:
+        """Counts for the snapshot."""
+        return EngineLoad(
+            running=len(self._scheduler.running),
+            waiting=self._scheduler.waiting_count,
+            kv_tokens=self._scheduler.kv_tokens,
+            kv_capacity=self._scheduler.kv_capacity,
+            preemptions=self._scheduler.preemptions,
+            generated_tokens=self._generated,
+        )
+
+    def close(self) -> None:
+        """Drop every trajectory; may be called twice. Any later `add` or `step` raises EngineError."""
+        if not self._closed:
+            self.interrupt([g.trajectory_id for g in self._scheduler.held])
+            self._closed = True
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineError("the engine is closed")

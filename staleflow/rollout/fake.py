@@ -1,0 +1,201 @@
+"""The fake engine: the torch engine's scheduling around tokens that are computed by a formula.
+
+A public, supported engine: for tests of everything above the engine, for dry runs, and for measuring what
+the system itself costs. It schedules with the same code as the torch engine (KV budget, preemption,
+budgets, version stamps); only what a token *is* differs:
+
+- token of trajectory t at response position p: `fake_token`, a function of (seed, t, p) alone, never a stop
+  token; at the scripted length (`lengths.py`) it is the first stop token;
+- log-prob: `fake_log_prob`, which tells the weights that drew it *and* those that filled the KV it was
+  drawn from, so that a stale cache is visible in the numbers;
+- time: each step spends what the cost model says through the injected `spend`, by default none.
+
+Failures are scripted, and counted from the engine's start: see `FakeScript`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from staleflow.data.trajectory import FinishReason, Trajectory
+from staleflow.errors import EngineError
+from staleflow.rollout.batching import BatchingEngine
+from staleflow.rollout.engine import OnPull, SamplingParams
+from staleflow.rollout.lengths import Lengths, fixed, turn_start
+from staleflow.rollout.randomness import trajectory_key, uniform
+from staleflow.rollout.scheduler import Generation
+
+
+def fake_token(seed: int, trajectory_id: str, position: int, allowed: Sequence[int]) -> int:
+    """Token at response position `position`: uniform over `allowed` (token ids, not empty)."""
+    return allowed[int(uniform(trajectory_key(seed, trajectory_id), position) * len(allowed))]
+
+
+def fake_log_prob(seed: int, trajectory_id: str, position: int, version: int, kv_version: int) -> float:
+    """Log-prob (nats, below 0): a random part in multiples of 1/64 that weights do not touch, and theirs.
+
+    -(1 + floor(64 u) / 64) - version / 2**10 - kv_version / 2**16, with u the number of trajectory id
+    + "/log_prob" at `position`. Exact in float32 for versions from 0 to 15, in which the parts can be told
+    apart; beyond they overlap but still differ.
+    """
+    number = uniform(trajectory_key(seed, f"{trajectory_id}/log_prob"), position)
+    return -(1 + int(64 * number) / 64) - version / 2**10 - kv_version / 2**16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepWork:
+    """What one decode step has to do, for a cost model."""
+
+    running: int
+    """Trajectories decoded."""
+    kv_tokens: int
+    """Tokens of all of them."""
+    prefilled_tokens: int
+    """Tokens whose KV was built since the last step: admissions, and rebuilds after a pull."""
+
+
+StepCost = Callable[[StepWork], float]
+"""Seconds that a step takes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FakeScript:
+    """Failures to play. Steps are counted from 1; steps with nothing to decode count too."""
+
+    fail_at_step: int | None = None
+    """This step, and every later one, raises EngineError before anything changes."""
+    hang_at_step: int | None = None
+    """This step calls `hang` first."""
+    hang: Callable[[], object] = threading.Event().wait
+    """Returns never by default."""
+    refuse_loads: int = 0
+    """The first so many `load_weights` raise EngineError and keep the old version."""
+    lose: frozenset[str] = frozenset()
+    """Trajectories that are accepted and vanish, once each: no result ever comes."""
+    freeze: frozenset[str] = frozenset()
+    """Trajectories that stay running and never gain a token."""
+
+
+class FakeEngine(BatchingEngine):
+    """Engine with scripted lengths, speed and failures.
+
+    `lengths` counts the stop token in; the budget may end a trajectory earlier. Without stop tokens in
+    `sampling`, a trajectory still finishes with STOP at its scripted length. `seconds_per_step`: a number
+    or a cost model, given to `spend` (a sleep, or a virtual clock's advance) before the tokens come out.
+    """
+
+    def __init__(
+        self,
+        *,
+        sampling: SamplingParams,
+        seed: int,
+        kv_capacity_tokens: int = 1 << 20,
+        max_running: int = 256,
+        version: int = 0,
+        vocab_size: int = 16,
+        lengths: Lengths = fixed(8),  # noqa: B008 (a pure function)
+        seconds_per_step: float | StepCost = 0.0,
+        spend: Callable[[float], object] | None = None,
+        script: FakeScript = FakeScript(),  # noqa: B008 (immutable)
+    ) -> None:
+        super().__init__(
+            sampling=sampling,
+            kv_capacity_tokens=kv_capacity_tokens,
+            max_running=max_running,
+            version=version,
+        )
+        self._allowed = [t for t in range(vocab_size) if t not in self._stop_tokens]
+        if not self._allowed:
+            raise EngineError(f"a vocabulary of {vocab_size} tokens has none that is not a stop token")
+        self._seed = seed
+        self._lengths = lengths
+        self._seconds_per_step = seconds_per_step
+        self._spend = spend
+        self._script = script
+        self._to_lose = set(script.lose)
+        self._steps = 0
+        self._loads = 0
+        self._prefilled = 0
+        self._end: dict[str, int] = {}  # response position just after the last token of the turn
+        self._kv_version: dict[str, int] = {}
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Queue a trajectory, unless it is scripted to get lost."""
+        if trajectory.trajectory_id in self._to_lose:
+            self._check_open()
+            self._to_lose.remove(trajectory.trajectory_id)
+            return
+        super().add(trajectory)
+        end = turn_start(trajectory) + max(1, self._lengths(trajectory))
+        self._end[trajectory.trajectory_id] = end
+
+    def step(self) -> Sequence[Trajectory]:
+        """One decode step, or the failure scripted for it."""
+        self._steps += 1
+        if self._script.hang_at_step == self._steps:
+            self._script.hang()
+        if self._script.fail_at_step is not None and self._steps >= self._script.fail_at_step:
+            raise EngineError(f"scripted failure at step {self._steps}")
+        return super().step()
+
+    def load_weights(self, tensors: Mapping[str, NDArray[Any]], version: int, on_pull: OnPull) -> None:
+        """Take the version; the tensors are not looked at. Raises EngineError as scripted."""
+        self._check_open()
+        self._loads += 1
+        if self._loads <= self._script.refuse_loads:
+            raise EngineError(f"scripted refusal of weight version {version}")
+        self._version = version
+        if on_pull == "recompute":
+            self._enter(self._scheduler.running)
+
+    def _enter(self, generations: Sequence[Generation]) -> None:
+        for generation in generations:
+            self._kv_version[generation.trajectory_id] = self._version
+            self._prefilled += generation.length
+
+    def _leave(self, generations: Sequence[Generation]) -> None:
+        for generation in generations:
+            del self._kv_version[generation.trajectory_id]
+
+    def _decode(self, running: Sequence[Generation]) -> Iterable[tuple[Generation, int, float]]:
+        if self._spend is not None:
+            self._spend(self._cost())
+        self._prefilled = 0
+        return [
+            (g, self._token(g), self._log_prob(g))
+            for g in running
+            if g.trajectory_id not in self._script.freeze
+        ]
+
+    def _cost(self) -> float:
+        if not callable(self._seconds_per_step):
+            return self._seconds_per_step
+        work = StepWork(
+            running=len(self._scheduler.running),
+            kv_tokens=self._scheduler.kv_tokens,
+            prefilled_tokens=self._prefilled,
+        )
+        return self._seconds_per_step(work)
+
+    def _token(self, generation: Generation) -> int:
+        if self._ends_at(generation, generation.position + 1) and self._sampling.stop_token_ids:
+            return self._sampling.stop_token_ids[0]
+        return fake_token(self._seed, generation.trajectory_id, generation.position, self._allowed)
+
+    def _log_prob(self, generation: Generation) -> float:
+        identity = generation.trajectory_id
+        kv_version = self._kv_version[identity]
+        return fake_log_prob(self._seed, identity, generation.position, self._version, kv_version)
+
+    def _ends_at(self, generation: Generation, position: int) -> bool:
+        return position >= self._end[generation.trajectory_id]
+
+    def _reason_to_finish(self, generation: Generation) -> FinishReason | None:
+        if self._ends_at(generation, generation.position):
+            return FinishReason.STOP
+        return super()._reason_to_finish(generation)
