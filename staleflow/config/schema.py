@@ -148,4 +148,5 @@ class Config(Section):
         """The config as YAML text that `load_config` reads back to an equal Config."""
         from staleflow.config.yaml_text import dump
 
-        return dump(self.model_dump(mode="json"))
+        text: str = dump(self.model_dump(mode="json"))
+        return text

@@ -53,7 +53,7 @@ class Rollout(Section):
     top_k: int = Field(default=0, ge=0)
     """Most likely tokens to draw from. 0: no limit, which training needs."""
     on_pull: Literal["recompute", "keep_kv"] = "recompute"
-    """What a pull does to running trajectories: rebuild their KV under the new weights, or keep the old KV."""
+    """What a pull does to running trajectories: rebuild their KV under new weights, or keep the old KV."""
     kv_capacity_tokens: int = Field(default=8192, ge=1)
     """Tokens that the KV cache of one instance holds."""
     max_running: int = Field(default=96, ge=1)

@@ -50,17 +50,17 @@ def resume_state(path: Path, step: int) -> ResumeState | None:
     """
     start: Start | None = None
     uses: defaultdict[int, set[tuple[int, int]]] = defaultdict(set)
-    next_buffer, last_attempt, seq, group_attempt = 0, -1, 0, 0
+    next_buffer, newest_attempt, seq, group_attempt = 0, -1, 0, 0
 
     def go_back(to: int) -> int:
         for buffer in [b for b in uses if b >= to]:
             del uses[buffer]
         return to
 
-    for seq_read, last_attempt, record in read_ledger(path):
+    for seq_read, attempt, record in read_ledger(path):
         if seq_read != seq:
             raise RunFolderError(f"{path}: record {seq} is missing, the next one is {seq_read}")
-        seq += 1
+        seq, newest_attempt = seq + 1, attempt
         match record:
             case Start():
                 start = record
@@ -87,7 +87,7 @@ def resume_state(path: Path, step: int) -> ResumeState | None:
         step=step,
         start=start,
         used=dict(used),
-        attempt=last_attempt + 1,
+        attempt=newest_attempt + 1,
         seq=seq,
         group_attempt=group_attempt,
     )

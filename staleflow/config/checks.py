@@ -1,0 +1,114 @@
+"""Combinations of settings that no run can honour, each refused with its reason before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from staleflow.config.schema import Config
+
+Problem = tuple[str, str]
+"""Key path, and why its value cannot stand."""
+
+
+def combination_problems(config: Config) -> list[Problem]:
+    """Every refused combination in a config whose single values are all right."""
+    return [problem for check in _CHECKS for problem in check(config)]
+
+
+def _algorithm(config: Config) -> Iterator[Problem]:
+    training, data = config.training, config.data
+    bound = config.staleness.bound
+    if bound > 0 and training.correction == "none":
+        yield (
+            "training.correction",
+            f"with staleness.bound {bound} data lags behind the weights and needs a correction: "
+            "tis or behaviour (none is for staleness.bound 0)",
+        )
+    if training.algorithm == "dapo" and data.group_size == 1:
+        yield (
+            "data.group_size",
+            "dapo compares the trajectories of a group, so a group needs at least 2",
+        )
+    if training.minibatches > data.batch_size:
+        yield (
+            "training.minibatches",
+            f"a batch of {data.batch_size} groups (data.batch_size) cannot be split into so many",
+        )
+
+
+def _sampling(config: Config) -> Iterator[Problem]:
+    # F13: the engine's log-probs would be of the filtered distribution, the trainer's of the whole one.
+    reason = "log-probs of the trainer are those of the whole distribution, so training needs it off: "
+    if config.rollout.top_p < 1:
+        yield "rollout.top_p", f"{reason}1.0"
+    if config.rollout.top_k > 0:
+        yield "rollout.top_k", f"{reason}0"
+
+
+def _lengths(config: Config) -> Iterator[Problem]:
+    rollout, training = config.rollout, config.training
+    longest = rollout.max_model_len
+    if longest is not None and rollout.max_new_tokens >= longest:
+        yield (
+            "rollout.max_new_tokens",
+            f"leaves no room for a prompt within rollout.max_model_len {longest}: at most {longest - 1}",
+        )
+        return
+    least = longest if longest is not None else rollout.max_new_tokens + 1
+    what = "of the longest trajectory" if longest is not None else "of a whole response and a prompt"
+    for key, value in (
+        ("training.micro_batch_tokens", training.micro_batch_tokens),
+        ("rollout.kv_capacity_tokens", rollout.kv_capacity_tokens),
+    ):
+        if value < least:
+            yield key, f"cannot hold the tokens {what}: at least {least}"
+    if training.overlong_buffer > rollout.max_new_tokens:
+        yield (
+            "training.overlong_buffer",
+            f"is longer than a response, rollout.max_new_tokens {rollout.max_new_tokens}",
+        )
+    if training.overlong_penalty > 0 and training.overlong_buffer == 0:
+        yield "training.overlong_penalty", "has no effect without training.overlong_buffer: set it too"
+    lengths = rollout.fake.lengths
+    if lengths.min > lengths.max:
+        yield "rollout.fake.lengths.min", f"is more than rollout.fake.lengths.max {lengths.max}"
+
+
+def _data(config: Config) -> Iterator[Problem]:
+    data = config.data
+    if data.source in ("jsonl", "parquet") and data.path is None:
+        yield "data.path", f"a {data.source} source needs the path of its file"
+    if data.path is not None and (data.source == "sums" or data.source.startswith("reasoning_gym:")):
+        yield (
+            "data.path",
+            f"the source {data.source} reads no file: set data.source to jsonl or parquet, or leave it out",
+        )
+    if data.size is not None and data.size < data.batch_size:
+        yield "data.batch_size", f"is more than the data set has, data.size {data.size}"
+
+
+def _cluster(config: Config) -> Iterator[Problem]:
+    if config.cluster.runtime == "inline" and config.cluster.address is not None:
+        yield "cluster.address", "an inline run uses no cluster: leave it out, or set cluster.runtime to ray"
+    rollout = config.rollout
+    if rollout.progress_interval_s >= rollout.lost_after_s:
+        yield (
+            "rollout.progress_interval_s",
+            f"a healthy instance would count as lost after rollout.lost_after_s {rollout.lost_after_s:g}",
+        )
+
+
+def _not_yet(config: Config) -> Iterator[Problem]:
+    for key, value in (("groups", config.redundancy.groups), ("members", config.redundancy.members)):
+        if value > 0:
+            yield f"redundancy.{key}", "redundancy is not part of this version yet: leave it at 0"
+
+
+_CHECKS: tuple[Callable[[Config], Iterator[Problem]], ...] = (
+    _algorithm,
+    _sampling,
+    _lengths,
+    _data,
+    _cluster,
+    _not_yet,
+)

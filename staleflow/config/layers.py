@@ -1,0 +1,130 @@
+"""Layers of config values, merged from left to right.
+
+Invariants: maps merge deeply and everything else, lists included, is replaced; each value in the result
+knows where it was read; nothing here knows the schema.
+
+Order: default.yaml, config files as given, environment (STALEFLOW__SECTION__KEY=value), overrides
+(key.path=value) as given.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path as FilePath
+from typing import Any
+
+import staleflow
+from staleflow.config.yaml_text import Layer, Path, parse
+from staleflow.errors import ConfigError
+
+ENVIRONMENT_PREFIX = "STALEFLOW__"
+
+_OVERRIDE = re.compile(r"(?P<key>[^\W\d][\w-]*(\.[\w-]+)*)=(?P<value>.*)", re.DOTALL)
+
+
+def split_arguments(arguments: Iterable[str]) -> tuple[list[FilePath], list[str]]:
+    """Sort command-line arguments into config files and `key.path=value` overrides.
+
+    An argument of the form of an override is one, unless a file of that name exists. Raises ConfigError for
+    an argument that is neither.
+    """
+    files: list[FilePath] = []
+    overrides: list[str] = []
+    for argument in arguments:
+        if FilePath(argument).is_file():
+            files.append(FilePath(argument))
+        elif _OVERRIDE.fullmatch(argument):
+            overrides.append(argument)
+        elif "=" in argument and not argument.endswith((".yaml", ".yml")):
+            raise ConfigError(f"{argument!r} is no override: write key.path=value")
+        else:
+            raise ConfigError(
+                f"there is no config file {argument!r}; an override is written key.path=value, "
+                "as in staleness.bound=2"
+            )
+    return files, overrides
+
+
+def default_layer() -> Layer:
+    """What a bare run uses: configs/default.yaml, inside the package, or beside it in a checkout."""
+    package = FilePath(staleflow.__file__).parent
+    installed = package / "configs" / "default.yaml"
+    checkout = package.parent / "configs" / "default.yaml"
+    return file_layer(installed if installed.is_file() else checkout, origin="by default")
+
+
+def file_layer(path: FilePath, *, origin: str | None = None) -> Layer:
+    """The values of one YAML file; `origin` as in `parse`. Raises ConfigError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise ConfigError(f"cannot read the config file {path}: {reason}") from error
+    layer = parse(text, str(path), origin=origin)
+    if layer.values is None:
+        return Layer(values={}, origins={})
+    if not isinstance(layer.values, dict):
+        raise ConfigError(f"{path}: a config file must be a map of sections")
+    return layer
+
+
+def environment_layers(environ: Mapping[str, str]) -> list[Layer]:
+    """A layer for each variable STALEFLOW__SECTION__KEY; names are not case-sensitive."""
+    layers = []
+    for name in sorted(environ):
+        if name.upper().startswith(ENVIRONMENT_PREFIX):
+            key = tuple(name[len(ENVIRONMENT_PREFIX) :].lower().split("__"))
+            layers.append(_value_layer(key, environ[name], name, f"from the environment variable {name}"))
+    return layers
+
+
+def override_layers(overrides: Sequence[str], origin: str = "from the command line") -> list[Layer]:
+    """A layer for each `key.path=value`. Raises ConfigError for text of another form."""
+    layers = []
+    for text in overrides:
+        match = _OVERRIDE.fullmatch(text)
+        if match is None:
+            raise ConfigError(f"{text!r} is no override: write key.path=value, as in staleness.bound=2")
+        layers.append(_value_layer(tuple(match["key"].split(".")), match["value"], match["key"], origin))
+    return layers
+
+
+def merge(layers: Iterable[Layer]) -> Layer:
+    """All layers in one, the later ones winning."""
+    values: dict[str, Any] = {}
+    origins: dict[Path, str] = {}
+    for layer in layers:
+        _merge_into(values, origins, layer, layer.values, ())
+    return Layer(values=values, origins=origins)
+
+
+def _value_layer(key: Path, text: str, name: str, origin: str) -> Layer:
+    """One value at one key path."""
+    value = parse(text, name, origin=origin)
+    nested = value.values
+    for part in reversed(key):
+        nested = {part: nested}
+    origins = {key[:n]: origin for n in range(len(key) + 1)}
+    return Layer(values=nested, origins=origins | {(*key, *path): o for path, o in value.origins.items()})
+
+
+def _merge_into(
+    target: dict[str, Any], origins: dict[Path, str], layer: Layer, new: dict[str, Any], path: Path
+) -> None:
+    for key, value in new.items():
+        here = (*path, key)
+        if isinstance(value, dict) and isinstance(target.get(key), dict):
+            _merge_into(target[key], origins, layer, value, here)
+            continue
+        for old in [p for p in origins if p[: len(here)] == here]:
+            del origins[old]
+        origins.update({p: o for p, o in layer.origins.items() if p[: len(here)] == here})
+        target[key] = _copied(value)
+
+
+def _copied(value: Any) -> Any:
+    """A copy that later layers may change: aliased YAML nodes and layers must stay as they are."""
+    if isinstance(value, dict):
+        return {k: _copied(v) for k, v in value.items()}
+    return [_copied(v) for v in value] if isinstance(value, list) else value

@@ -1,0 +1,49 @@
+"""From files, environment and overrides to one checked Config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from staleflow.config.checks import combination_problems
+from staleflow.config.layers import default_layer, environment_layers, file_layer, merge, override_layers
+from staleflow.config.problems import config_error, read_where, schema_problems
+from staleflow.config.schema import Config
+
+
+def load_config(
+    paths: Sequence[Path] = (), overrides: Sequence[str] = (), environ: Mapping[str, str] | None = None
+) -> Config:
+    """The config of a run: defaults, then config files, environment and overrides, later ones winning.
+
+    `environ` None: no environment. Raises ConfigError that lists every problem found, one a line.
+    """
+    layer = merge(
+        [
+            default_layer(),
+            *(file_layer(path) for path in paths),
+            *environment_layers(environ or {}),
+            *override_layers(overrides),
+        ]
+    )
+    try:
+        config = Config.model_validate(layer.values)
+    except ValidationError as error:
+        raise config_error(schema_problems(Config, error, layer)) from None
+    refused = combination_problems(config)
+    if refused:
+        lines = [
+            f"{key}: {read_where(layer, tuple(key.split('.')), _value(config, key))}; {reason}"
+            for key, reason in refused
+        ]
+        raise config_error(lines)
+    return config
+
+
+def _value(config: Config, key: str) -> Any:
+    value: Any = reduce(getattr, key.split("."), config)
+    return list(value) if isinstance(value, tuple) else value

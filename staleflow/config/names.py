@@ -1,0 +1,95 @@
+"""Known key paths, the names other systems give them, and the nearest one to a mistyped key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from difflib import SequenceMatcher
+
+from pydantic.fields import FieldInfo
+
+from staleflow.config.base import Section
+from staleflow.config.yaml_text import Path
+
+ALIASES: dict[str, str] = {
+    "eta": "staleness.bound",
+    "max_staleness": "staleness.bound",
+    "max_head_offpolicyness": "staleness.bound",
+    "off_policy_steps": "staleness.bound",
+    "max_async_level": "staleness.bound",
+    "n_samples": "data.group_size",
+    "num_generations": "data.group_size",
+    "rollouts_per_example": "data.group_size",
+    "dataset": "data.source",
+    "train_batch_size": "data.batch_size",
+    "num_epochs": "data.epochs",
+    "lr": "training.learning_rate",
+    "max_steps": "run.steps",
+    "total_steps": "run.steps",
+    "backend": "rollout.engine",
+    "num_workers": "rollout.instances",
+    "num_replicas": "rollout.instances",
+    "max_tokens": "rollout.max_new_tokens",
+    "max_response_length": "rollout.max_new_tokens",
+    "kv_cache_size": "rollout.kv_capacity_tokens",
+    "reward_fn": "reward.verifier",
+    "reward_function": "reward.verifier",
+    "loss": "training.algorithm",
+    "grad_clip": "training.max_grad_norm",
+    "mini_batches": "training.minibatches",
+    "importance_sampling": "training.correction",
+    "eval_interval": "evaluation.every",
+    "save_interval": "checkpoint.every",
+    "resume_dir": "run.output_dir",
+    "model_path": "model.source",
+}
+"""Well-known names of what a key here means. They are never accepted as keys, only understood in mistakes."""
+
+_CUTOFF = 0.55
+"""Lowest similarity (0 to 1) that is worth a suggestion: `eat` for `eta` has 0.67, unrelated words less."""
+_OTHER_SECTION = 0.1
+"""Taken off when only the last part of the key fits, not its section."""
+_MOST_SUGGESTIONS = 3
+_TIE = 0.001
+
+
+def key_paths(model: type[Section], prefix: Path = ()) -> Iterator[tuple[Path, FieldInfo]]:
+    """Every section and key of a schema with its field, depth first, in the order of declaration."""
+    for name, field in model.model_fields.items():
+        path = (*prefix, name)
+        yield path, field
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            yield from key_paths(field.annotation, path)
+
+
+def suggestion(model: type[Section], unknown: Path) -> str:
+    """`did you mean a.b?` for an unknown key path, or "" when nothing is near."""
+    known = {path for path, _ in key_paths(model)}
+    scored = [(_likeness(unknown, path), ".".join(path)) for path in known]
+    for alias, target in ALIASES.items():
+        path = tuple(target.split("."))
+        if path in known:
+            scored.append((_likeness(unknown, (*path[:-1], alias)), f"{target} (also called {alias})"))
+    best = max(scored)[0]
+    if best < _CUTOFF:
+        return ""
+    names = sorted({name for score, name in scored if best - score < _TIE})[:_MOST_SUGGESTIONS]
+    return f"did you mean {' or '.join(names)}?"
+
+
+def nearest(word: str, allowed: list[str]) -> str:
+    """`did you mean x?` for a mistyped value, or ""."""
+    score, name = max((_ratio(word, a), a) for a in allowed)
+    return f"did you mean {name}?" if score >= _CUTOFF else ""
+
+
+def _likeness(unknown: Path, known: Path) -> float:
+    """1 for the same key; high when every part is alike, or the last part is and the section is another."""
+    last = _ratio(unknown[-1], known[-1])
+    if unknown[:-1] == known[:-1]:
+        return last
+    whole = min(map(_ratio, unknown, known)) if len(unknown) == len(known) else 0.0
+    return max(whole, last) - _OTHER_SECTION
+
+
+def _ratio(a: str, b: str) -> float:
+    return SequenceMatcher(None, a.lower(), b.lower()).ratio()

@@ -1,0 +1,119 @@
+"""What is wrong with a config, said so that the person can put it right.
+
+Each problem is one line: the key path, what was read and where, what is allowed, the nearest valid name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from types import NoneType
+from typing import Any, get_args
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from staleflow.config.base import Section
+from staleflow.config.names import key_paths, nearest, suggestion
+from staleflow.config.yaml_text import Layer, Path, dump_scalar
+from staleflow.errors import ConfigError
+
+_LONGEST_VALUE = 60
+"""Characters of a value that a message repeats."""
+
+_ALLOWED = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "text (in quotes, where it looks like a number)",
+    "dict_type": "a map of keys",
+    "model_type": "a map of keys",
+    "tuple_type": "a list",
+    "list_type": "a list",
+    "finite_number": "a finite number",
+    "string_too_short": "text that is not empty",
+}
+_LIMITS = {
+    "greater_than": ("more than", "gt"),
+    "greater_than_equal": ("at least", "ge"),
+    "less_than": ("less than", "lt"),
+    "less_than_equal": ("at most", "le"),
+}
+
+
+def config_error(problems: Sequence[str]) -> ConfigError:
+    """All problems in one error: a line each."""
+    if len(problems) == 1:
+        return ConfigError(problems[0])
+    lines = "".join(f"\n  {problem}" for problem in problems)
+    return ConfigError(f"{len(problems)} problems in the config:{lines}")
+
+
+def schema_problems(model: type[Section], error: ValidationError, layer: Layer) -> list[str]:
+    """The problems that pydantic found in the merged values of `layer`."""
+    return [_problem(model, details, layer) for details in error.errors(include_url=False)]
+
+
+def read_where(layer: Layer, path: Path, value: Any) -> str:
+    """`read 2 from a.yaml:3`; the place is left out when it is unknown."""
+    text = dump_scalar(value)
+    shown = text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 3]}..."
+    origin = _origin(layer, path)
+    return f"read {shown} {origin}" if origin else f"read {shown}"
+
+
+def _problem(model: type[Section], details: ErrorDetails, layer: Layer) -> str:
+    path = tuple(str(part) for part in details["loc"])
+    value = details["input"]
+    kind = details["type"]
+    if kind == "extra_forbidden":
+        return _unknown_key(model, path, value, layer)
+    name = ".".join(path)
+    if kind == "missing":
+        return f"{name}: is missing ({read_where(layer, path[:-1], value)})"
+    fields = dict(key_paths(model))
+    allowed, hint = _allowed(details, fields.get(path))
+    return f"{name}: {read_where(layer, path, value)}; allowed: {allowed}{hint and f'; {hint}'}"
+
+
+def _unknown_key(model: type[Section], path: Path, value: Any, layer: Layer) -> str:
+    while isinstance(value, dict) and len(value) == 1:  # `stalness.bound=2`: speak of the whole key
+        key, value = next(iter(value.items()))
+        path = (*path, key)
+    hint = suggestion(model, path)
+    if not hint:
+        siblings = [p[-1] for p, _ in key_paths(model) if p[:-1] == path[:-1]]
+        section = f"section {'.'.join(path[:-1])}" if len(path) > 1 else "the config"
+        hint = f"{section} has {', '.join(siblings)}" if siblings else "there is no such section"
+    return f"{'.'.join(path)}: unknown key ({read_where(layer, path, value)}); {hint}"
+
+
+def _allowed(details: ErrorDetails, field: FieldInfo | None) -> tuple[str, str]:
+    """What the field takes, and a hint, or ""."""
+    kind, context = details["type"], details.get("ctx", {})
+    hint = ""
+    if kind == "literal_error" and field is not None:
+        choices = [str(choice) for choice in get_args(field.annotation)]
+        allowed = ", ".join(choices)
+        hint = nearest(str(details["input"]), choices)
+    elif kind in _LIMITS:
+        words, key = _LIMITS[kind]
+        allowed = f"{words} {json.dumps(context[key])}"
+    elif kind == "value_error":
+        allowed = str(context["error"]).removeprefix("allowed: ")
+    elif kind in ("too_long", "too_short", "missing"):
+        allowed = f"a list of {context.get('max_length', context.get('min_length'))}"
+    else:
+        allowed = _ALLOWED.get(kind, details["msg"])
+    optional = field is not None and NoneType in get_args(field.annotation)
+    return f"{allowed} or null" if optional else allowed, hint
+
+
+def _origin(layer: Layer, path: Path) -> str:
+    """Where the value at `path` was read, or the nearest enclosing value whose place is known."""
+    for n in range(len(path), 0, -1):
+        if path[:n] in layer.origins:
+            return layer.origins[path[:n]]
+    return ""
