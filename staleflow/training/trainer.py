@@ -54,7 +54,7 @@ class Trainer(Protocol):
         ...
 
     def save(self, folder: Path) -> None:
-        """Write all that resuming needs (weights, optimizer, schedule, random state) into an existing folder."""
+        """Write all that resuming needs (weights, optimizer, random state) into an existing folder."""
         ...
 
     def load(self, folder: Path) -> None:

@@ -1,0 +1,28 @@
+"""The algorithms, by name. A dotted path (`my_package.my_module.MY_ALGORITHM`) names one of your own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from staleflow.errors import ConfigError
+from staleflow.registry import load_named
+
+if TYPE_CHECKING:
+    from staleflow.training.algorithms.algorithm import Algorithm
+
+ALGORITHMS: Mapping[str, str] = {
+    "dapo": "staleflow.training.algorithms.dapo.DAPO",
+}
+
+
+def load_algorithm(name: str) -> Algorithm:
+    """The algorithm of that name or dotted path. Imports torch. Raises ConfigError."""
+    from staleflow.training.algorithms.algorithm import Algorithm
+
+    found = load_named("training algorithm", name, ALGORITHMS)
+    if not isinstance(found, Algorithm):
+        raise ConfigError(
+            f"training algorithm {name!r} is a {type(found).__name__}, but must be an Algorithm"
+        )
+    return found

@@ -1,0 +1,152 @@
+"""From the groups of a training step to padded tensors.
+
+Invariants:
+
+- the ids trained on are the ids sampled: nothing is decoded and encoded again (F14);
+- entry t of every per-token tensor is about token t of the row, so all have the shape of `input_ids`;
+- the loss covers generated tokens of usable members only; given segments stay in the context;
+- what the ledger says was trained on is read back from these tensors, never from the trajectories.
+
+Rows are padded on the right: under causal attention no token sees the padding, so no attention mask and
+no position ids are needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from staleflow.data.trajectory import (
+    GIVEN_VERSION,
+    BoolArray,
+    FloatArray,
+    IntArray,
+    ScoredTrajectory,
+    token_hash,
+)
+from staleflow.training.filtering import is_usable
+from staleflow.training.trainer import TrainedTrajectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One trajectory laid out over prompt and response; every array has shape (prompt + response,)."""
+
+    trajectory_id: str
+    tokens: IntArray
+    response_mask: BoolArray
+    """True on the response, generated and given."""
+    loss_mask: BoolArray
+    """True on generated tokens of a usable member."""
+    behaviour: FloatArray
+    """Behaviour log-probs; 0 where nothing was generated."""
+    versions: IntArray
+    """GIVEN_VERSION where nothing was generated."""
+    advantage: float
+
+    @property
+    def loss_tokens(self) -> int:
+        """Tokens in the loss."""
+        return int(self.loss_mask.sum())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatch:
+    """Rows that go through the model together; tensors of shape (rows, length) unless said otherwise."""
+
+    trajectory_ids: tuple[str, ...]
+    input_ids: Tensor
+    response_mask: Tensor
+    loss_mask: Tensor
+    behaviour: Tensor
+    versions: Tensor
+    advantages: Tensor
+    """Shape (rows, 1)."""
+    scale: Tensor
+    """Factor of each token's loss, fixed by the whole optimizer batch; shape (rows, 1)."""
+
+    def trained(self, version: int) -> list[TrainedTrajectory]:
+        """What was trained on at `version`, row by row, read back from the tensors.
+
+        A row without generated tokens has no version of its own and reports `version`.
+        """
+        records = []
+        for row, trajectory_id in enumerate(self.trajectory_ids):
+            stamped = self.versions[row][self.versions[row] != GIVEN_VERSION]
+            response = self.input_ids[row][self.response_mask[row]].cpu().numpy().astype(np.int32)
+            records.append(
+                TrainedTrajectory(
+                    trajectory_id=trajectory_id,
+                    min_version=int(stamped.min()) if len(stamped) else version,
+                    max_version=int(stamped.max()) if len(stamped) else version,
+                    tokens=int(self.loss_mask[row].sum()),
+                    token_hash=token_hash(response),
+                )
+            )
+        return records
+
+
+def row_of(scored: ScoredTrajectory, advantage: float) -> Row:
+    """Lay out one member. Raises ValueError for an empty prompt: its first token has no log-prob."""
+    trajectory = scored.trajectory
+    prompt_len = len(trajectory.prompt.tokens)
+    if prompt_len == 0:
+        raise ValueError(f"trajectory {trajectory.trajectory_id} has an empty prompt")
+    before = np.zeros(prompt_len, dtype=np.bool_)
+    return Row(
+        trajectory_id=trajectory.trajectory_id,
+        tokens=np.concatenate([np.asarray(trajectory.prompt.tokens, dtype=np.int32), trajectory.tokens]),
+        response_mask=np.concatenate([before, np.ones(trajectory.response_len, dtype=np.bool_)]),
+        loss_mask=np.concatenate([before, trajectory.loss_mask & is_usable(scored)]),
+        behaviour=np.concatenate([np.zeros(prompt_len, dtype=np.float32), trajectory.log_probs]),
+        versions=np.concatenate([np.full(prompt_len, GIVEN_VERSION, dtype=np.int32), trajectory.versions]),
+        advantage=advantage,
+    )
+
+
+def micro_batches(
+    rows: Sequence[Row], scales: NDArray[np.float64], token_budget: int, device: torch.device | str = "cpu"
+) -> list[MicroBatch]:
+    """Cut rows into micro-batches of at most `token_budget` tokens, padding included.
+
+    Rows of like length go together (ties in the given order), so that little is padded. A row longer than
+    the budget goes alone. `scales`, shape (rows,), are the factors of the algorithm's `token_scale`.
+    """
+    order = sorted(range(len(rows)), key=lambda i: len(rows[i].tokens))
+    cuts: list[list[int]] = []
+    for i in order:
+        # Sorted by length, so row i is the longest of whatever micro-batch it joins.
+        if cuts and (len(cuts[-1]) + 1) * len(rows[i].tokens) <= token_budget:
+            cuts[-1].append(i)
+        else:
+            cuts.append([i])
+    return [_padded([rows[i] for i in cut], scales[cut], device) for cut in cuts]
+
+
+def _padded(rows: Sequence[Row], scales: NDArray[np.float64], device: torch.device | str) -> MicroBatch:
+    shape = (len(rows), max(len(row.tokens) for row in rows))
+
+    def padded(arrays: Sequence[NDArray[np.generic]], fill: int, dtype: torch.dtype) -> Tensor:
+        tensor = torch.full(shape, fill, dtype=dtype)
+        for index, array in enumerate(arrays):
+            tensor[index, : len(array)] = torch.from_numpy(array)
+        return tensor.to(device)
+
+    def column(values: Sequence[float] | NDArray[np.float64]) -> Tensor:
+        return torch.tensor(np.asarray(values), dtype=torch.float32, device=device)[:, None]
+
+    return MicroBatch(
+        trajectory_ids=tuple(row.trajectory_id for row in rows),
+        input_ids=padded([row.tokens for row in rows], 0, torch.int64),
+        response_mask=padded([row.response_mask for row in rows], 0, torch.bool),
+        loss_mask=padded([row.loss_mask for row in rows], 0, torch.bool),
+        behaviour=padded([row.behaviour for row in rows], 0, torch.float32),
+        versions=padded([row.versions for row in rows], GIVEN_VERSION, torch.int32),
+        advantages=column([row.advantage for row in rows]),
+        scale=column(scales),
+    )

@@ -1,0 +1,84 @@
+"""Means over all tokens of a training step, gathered micro-batch by micro-batch.
+
+Invariant: every value is finite for finite inputs; a step without a token in the loss gives zeros.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from staleflow.training.losses import MAX_LOG_RATIO
+
+TOKEN_MEANS = (
+    "kl",
+    "entropy",
+    "clip_frac",
+    "logprob_abs_diff",
+    "correction_weight_mean",
+    "informative_ratio",
+)
+
+
+class StepMetrics:
+    """`train/...` values of DESIGN section 6.
+
+    - `kl`: behaviour KL, the k3 estimate of KL(behaviour || prox): mean of `x - 1 - log x` with
+      `x = prox / behaviour`, over the tokens that behaviour sampled; in nats per token, never negative;
+    - `logprob_abs_diff`: mean of `|log prox - log behaviour|`;
+    - `entropy`: of the policy under training at the sampling temperature;
+    - `clip_frac`: share of tokens where the clip stopped the gradient;
+    - `correction_weight_mean`: 1 where the correction has no weight;
+    - `informative_ratio`: share of tokens whose advantage is not zero: 0 means nothing could be learnt;
+    - `loss`, `grad_norm` (before clipping): means over the step's updates;
+    - `skipped_updates`: not applied, for want of any advantage or of a finite gradient.
+    """
+
+    def __init__(self) -> None:
+        self._sums = dict.fromkeys(TOKEN_MEANS, 0.0)
+        self._tokens = 0
+        self._losses: list[float] = []
+        self._grad_norms: list[float] = []
+        self._skipped = 0
+
+    def add_tokens(
+        self,
+        *,
+        mask: Tensor,
+        prox: Tensor,
+        behaviour: Tensor,
+        entropy: Tensor,
+        clipped: Tensor,
+        weight: Tensor,
+        informative: Tensor,
+    ) -> None:
+        """Take in one micro-batch; shapes (rows, length), `informative` (rows, 1)."""
+        difference = (prox - behaviour)[mask]
+        log_x = difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+        per_token = {
+            "kl": log_x.exp() - 1 - log_x,
+            "entropy": entropy[mask],
+            "clip_frac": clipped[mask].float(),
+            "logprob_abs_diff": difference.abs(),
+            "correction_weight_mean": weight[mask],
+            "informative_ratio": informative.expand_as(mask)[mask].float(),
+        }
+        for name, values in per_token.items():
+            self._sums[name] += float(values.detach().double().sum())
+        self._tokens += int(mask.sum())
+
+    def add_update(self, *, loss: float, grad_norm: float, applied: bool) -> None:
+        """Take in one optimizer update."""
+        self._losses.append(loss)
+        self._grad_norms.append(grad_norm)
+        self._skipped += not applied
+
+    def values(self) -> dict[str, float]:
+        """All of them, by metric name."""
+        tokens, updates = max(self._tokens, 1), max(len(self._losses), 1)
+        return {
+            "train/loss": sum(self._losses) / updates,
+            "train/grad_norm": sum(self._grad_norms) / updates,
+            **{f"train/{name}": total / tokens for name, total in self._sums.items()},
+            "train/tokens": float(self._tokens),
+            "train/skipped_updates": float(self._skipped),
+        }
