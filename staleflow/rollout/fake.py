@@ -98,10 +98,10 @@ class FakeEngine(BatchingEngine):
         max_running: int = 256,
         version: int = 0,
         vocab_size: int = 16,
-        lengths: Lengths = fixed(8),  # noqa: B008 (a pure function)
+        lengths: Lengths = fixed(8),
         seconds_per_step: float | StepCost = 0.0,
         spend: Callable[[float], object] | None = None,
-        script: FakeScript = FakeScript(),  # noqa: B008 (immutable)
+        script: FakeScript = FakeScript(),
     ) -> None:
         super().__init__(
             sampling=sampling,
@@ -131,8 +131,6 @@ class FakeEngine(BatchingEngine):
             self._to_lose.remove(trajectory.trajectory_id)
             return
         super().add(trajectory)
-        end = turn_start(trajectory) + max(1, self._lengths(trajectory))
-        self._end[trajectory.trajectory_id] = end
 
     def step(self) -> Sequence[Trajectory]:
         """One decode step, or the failure scripted for it."""
@@ -156,11 +154,14 @@ class FakeEngine(BatchingEngine):
     def _enter(self, generations: Sequence[Generation]) -> None:
         for generation in generations:
             self._kv_version[generation.trajectory_id] = self._version
+            turn = max(1, self._lengths(generation.origin))
+            self._end[generation.trajectory_id] = turn_start(generation.origin) + turn
             self._prefilled += generation.length
 
     def _leave(self, generations: Sequence[Generation]) -> None:
         for generation in generations:
             del self._kv_version[generation.trajectory_id]
+            del self._end[generation.trajectory_id]
 
     def _decode(self, running: Sequence[Generation]) -> Iterable[tuple[Generation, int, float]]:
         if self._spend is not None:

@@ -17,7 +17,7 @@ from staleflow.data.trajectory import Trajectory
 from staleflow.rollout.randomness import trajectory_key, uniform
 
 Lengths = Callable[[Trajectory], int]
-"""Tokens generated in the present turn, at least 1. Called when a trajectory is added."""
+"""Tokens generated in the present turn, at least 1; asked with the trajectory as it was added."""
 
 
 def fixed(tokens: int) -> Lengths:

@@ -1,0 +1,282 @@
+"""A rollout instance: one engine, fed with commands, drained by reports.
+
+::
+
+    commands ──apply──> engine <──advance── (the runtime, between commands)
+                          │ finished, interrupted, aborted, progress
+                          v
+                     take_report ──> InstanceReport (ids, lengths, versions) + deltas (the new tokens)
+
+Invariants:
+
+- commands take effect in the order of their sequence numbers, each once: one seen before is skipped, one
+  for another incarnation is void, and a gap is an error that changes nothing;
+- a trajectory runs here only on weights of at least the `min_version` of its Route: a pull that failed
+  never turns into old tokens under a newer reservation;
+- what the owner sent plus the deltas of all reports, in order, is the trajectory: no token is reported
+  twice and none is left out, however often it is interrupted;
+- a refused command changes nothing but its place in `rejections`; a pull that fails leaves the old version
+  at work. Only an engine that fails in the middle of its work raises (EngineError): then the runtime
+  takes the whole instance as lost, and what was not reported is generated anew elsewhere.
+
+Single-threaded; the clock is passed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from staleflow.coordination.commands import Abort, Command, Interrupt, Pull, Route
+from staleflow.coordination.reports import InstanceReport, Rejection, TrajectoryReport
+from staleflow.data.trajectory import Trajectory
+from staleflow.errors import EngineError, ProtocolError, TransportError
+from staleflow.rollout.engine import Delta, Engine, OnPull, segment_after
+
+
+class LeasedWeights(Protocol):
+    """A whole weight version, pinned while the lease is open."""
+
+    @property
+    def version(self) -> int:
+        """Its weight version."""
+        ...
+
+    @property
+    def tensors(self) -> Mapping[str, NDArray[Any]]:
+        """Read-only arrays by state-dict name."""
+        ...
+
+
+class WeightSource(Protocol):
+    """Where weights are pulled from; the parameter server's `Subscriber` is one."""
+
+    def newest(self) -> int | None:
+        """Newest version there, None before the first push."""
+        ...
+
+    def lease(self, version: int | None = None) -> AbstractContextManager[LeasedWeights]:
+        """Pin a version (None: the newest). Raises TransportError when there is none, or that one is gone."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceUpdate:
+    """A report, and the payload that belongs to it."""
+
+    report: InstanceReport
+    deltas: tuple[Delta, ...]
+    """In the order to apply them; those of aborted trajectories too, so that no token goes uncounted."""
+
+
+class RolloutInstance:
+    """Applies commands to `engine` and reports what came of them.
+
+    `instance` and `incarnation` are those that commands must name. `clock` returns seconds;
+    `progress_interval_s` is how often tokens of trajectories that are still running are reported.
+    """
+
+    def __init__(
+        self,
+        *,
+        instance: str,
+        incarnation: int,
+        engine: Engine,
+        subscriber: WeightSource,
+        on_pull: OnPull,
+        clock: Callable[[], float],
+        progress_interval_s: float,
+    ) -> None:
+        self._instance = instance
+        self._incarnation = incarnation
+        self._engine = engine
+        self._subscriber = subscriber
+        self._on_pull: OnPull = on_pull
+        self._clock = clock
+        self._progress_interval_s = progress_interval_s
+        self._progress_at = clock() + progress_interval_s
+        self._acked_seq = 0
+        self._revision = 0
+        self._busy_seconds = 0.0
+        self._pull_seconds = 0.0
+        self._seen: dict[str, int] = {}  # response tokens that the owner has, by trajectory held
+        self._news = False
+        self._start_report()
+
+    def _start_report(self) -> None:
+        self._rejections: list[Rejection] = []
+        self._finished: list[TrajectoryReport] = []
+        self._interrupted: list[TrajectoryReport] = []
+        self._aborted: list[str] = []
+        self._deltas: list[Delta] = []
+        self._news = False
+
+    @property
+    def version(self) -> int:
+        """Loaded weight version."""
+        return self._engine.version
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing to decode until the next Route."""
+        load = self._engine.load()
+        return load.running + load.waiting == 0
+
+    @property
+    def has_news(self) -> bool:
+        """A report would say something new."""
+        return self._news or (self._progress_due and not self.is_idle)
+
+    @property
+    def _progress_due(self) -> bool:
+        return self._clock() >= self._progress_at
+
+    def apply(self, commands: Sequence[Command], payloads: Mapping[str, Trajectory]) -> None:
+        """Apply commands, in sequence order; `payloads` holds the trajectories of the Routes.
+
+        Raises ProtocolError, having applied none of them, when a sequence number is skipped or a command is
+        meant for another instance; EngineError when the engine breaks.
+        """
+        for command in self._fresh(commands):
+            match command:
+                case Route():
+                    self._route(command, payloads.get(command.trajectory_id))
+                case Interrupt():
+                    for trajectory in self._engine.interrupt([command.trajectory_id]):
+                        self._interrupted.append(self._leaves(trajectory))
+                case Abort():
+                    for trajectory in self._engine.abort([command.trajectory_id]):
+                        self._aborted.append(self._leaves(trajectory).trajectory_id)
+                case Pull():
+                    self._pull(command)
+            self._acked_seq = command.seq
+            self._news = True
+
+    def _fresh(self, commands: Iterable[Command]) -> list[Command]:
+        fresh: list[Command] = []
+        for command in commands:
+            if command.instance != self._instance:
+                raise ProtocolError(f"a command for {command.instance} came to {self._instance}")
+            expected = self._acked_seq + len(fresh) + 1
+            if command.incarnation != self._incarnation or command.seq < expected:
+                continue
+            if command.seq > expected:
+                raise ProtocolError(f"{self._instance} expected command {expected}, got {command.seq}")
+            fresh.append(command)
+        return fresh
+
+    def _route(self, command: Route, payload: Trajectory | None) -> None:
+        if payload is None:
+            self._reject(command.seq, command.trajectory_id, "the trajectory did not come with its Route")
+        elif self._engine.version < command.min_version:
+            reason = f"version {self._engine.version} is older than {command.min_version}"
+            self._reject(command.seq, command.trajectory_id, reason)
+        else:
+            try:
+                self._engine.add(payload)
+            except EngineError as refusal:
+                self._reject(command.seq, command.trajectory_id, str(refusal))
+            else:
+                self._seen[payload.trajectory_id] = payload.response_len
+
+    def _pull(self, command: Pull) -> None:
+        """Load the newest weights, or keep the present ones and say why."""
+        started = self._clock()
+        before = self._engine.version
+        try:
+            with self._subscriber.lease() as lease:
+                if lease.version < command.version:
+                    raise TransportError(f"the newest version there is {lease.version}, not {command.version}")
+                # An earlier pull may have brought more than it was asked for.
+                if lease.version > before:
+                    self._engine.load_weights(lease.tensors, lease.version, self._on_pull)
+        except (TransportError, EngineError) as failure:
+            if self._engine.version != before:
+                raise  # broken after the swap: neither the old version nor a working new one
+            self._reject(command.seq, None, str(failure))
+        except Exception as error:
+            raise EngineError(f"{self._instance} broke while loading weights: {error!r}") from error
+        finally:
+            self._pull_seconds += self._clock() - started
+
+    def _reject(self, seq: int, trajectory_id: str | None, reason: str) -> None:
+        self._rejections.append(Rejection(seq=seq, trajectory_id=trajectory_id, reason=reason))
+
+    def advance(self) -> None:
+        """One decode step, if there is anything to decode. Raises EngineError when the engine breaks."""
+        if self.is_idle:
+            return
+        started = self._clock()
+        try:
+            finished = self._engine.step()
+        except EngineError:
+            raise
+        except Exception as error:
+            raise EngineError(f"the engine of {self._instance} failed: {error!r}") from error
+        self._busy_seconds += self._clock() - started
+        for trajectory in finished:
+            self._finished.append(self._leaves(trajectory))
+            self._news = True
+
+    def _leaves(self, trajectory: Trajectory) -> TrajectoryReport:
+        self._add_delta(trajectory, self._seen.pop(trajectory.trajectory_id))
+        return TrajectoryReport(
+            trajectory_id=trajectory.trajectory_id,
+            length=trajectory.length,
+            min_version=trajectory.min_version,
+            finish_reason=trajectory.finish_reason,
+        )
+
+    def _add_delta(self, trajectory: Trajectory, seen: int) -> None:
+        self._deltas.append(
+            Delta(
+                trajectory_id=trajectory.trajectory_id,
+                segment=segment_after(trajectory, seen),
+                finish_reason=trajectory.finish_reason,
+            )
+        )
+
+    def take_report(self) -> InstanceUpdate:
+        """Everything since the last report. Acknowledges all commands applied so far."""
+        lengths = self._progress() if self._progress_due else ()
+        load = self._engine.load()
+        self._revision += 1
+        report = InstanceReport(
+            instance=self._instance,
+            incarnation=self._incarnation,
+            revision=self._revision,
+            version=self._engine.version,
+            acked_seq=self._acked_seq,
+            rejections=tuple(self._rejections),
+            finished=tuple(self._finished),
+            interrupted=tuple(self._interrupted),
+            aborted=tuple(self._aborted),
+            lengths=lengths,
+            running=load.running,
+            waiting=load.waiting,
+            kv_tokens=load.kv_tokens,
+            kv_capacity=load.kv_capacity,
+            preemptions=load.preemptions,
+            generated_tokens=load.generated_tokens,
+            busy_seconds=self._busy_seconds,
+            pull_seconds=self._pull_seconds,
+        )
+        update = InstanceUpdate(report=report, deltas=tuple(self._deltas))
+        self._start_report()
+        return update
+
+    def _progress(self) -> tuple[tuple[str, int], ...]:
+        """Add the new tokens of trajectories still here; returns the lengths of those that grew."""
+        self._progress_at = self._clock() + self._progress_interval_s
+        lengths = []
+        for trajectory_id, trajectory in self._engine.trajectories().items():
+            seen = self._seen[trajectory_id]
+            if trajectory.response_len > seen:
+                self._add_delta(trajectory, seen)
+                self._seen[trajectory_id] = trajectory.response_len
+                lengths.append((trajectory_id, trajectory.length))
+        return tuple(lengths)
