@@ -1,0 +1,170 @@
+"""The `staleflow` command: run, sweep, report, audit, config."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import staleflow
+from staleflow.cli.failures import says_what_went_wrong
+from staleflow.errors import EXIT_AUDIT_VIOLATION, RunFolderError, UserError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"staleflow {staleflow.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def staleflow_command(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Asynchronous RL post-training of language models under a hard staleness bound."""
+
+
+@app.command()
+@says_what_went_wrong
+def run(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[CONFIG] [OVERLAY...] [key.path=value...]",
+            help="YAML files, merged from left to right, then single values.",
+        ),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest checkpoint of run.name.")
+    ] = False,
+    clean: Annotated[
+        bool, typer.Option("--clean", help="Remove the earlier run of that name first.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved config and stop.")] = False,
+    debug: Debug = False,
+) -> int:
+    """Train. Without arguments: the built-in task with a tiny model, a few minutes on two cores."""
+    from staleflow.config import load_config
+    from staleflow.config.layers import split_arguments
+
+    files, overrides = split_arguments(arguments or [])
+    config = load_config(files, overrides, os.environ)
+    if resume and clean:
+        raise UserError("--resume and --clean exclude each other: one keeps the earlier run, one removes it")
+    if dry_run:
+        print(config.to_yaml(), end="")
+        return 0
+    from staleflow.runtime.launch import launch
+
+    return launch(config, resume=resume, clean=clean)
+
+
+@app.command()
+@says_what_went_wrong
+def sweep(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[CONFIG...] [key.path=value...]", help="What all runs share, as for `run`."),
+    ] = None,
+    eta: Annotated[
+        str | None,
+        typer.Option("--eta", metavar="0,1,...", help="Staleness bounds: --axis staleness.bound=0,1,..."),
+    ] = None,
+    axis: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--axis", metavar="key=v1,v2", help="Values of one key; several axes: every combination."
+        ),
+    ] = None,
+    name: Annotated[
+        str, typer.Option("--name", help="Folder of the sweep's runs in the output folder.")
+    ] = "sweep",
+    output_dir: Annotated[
+        str | None,
+        typer.Option("--output-dir", help="Same as run.output_dir=...; default: that of the config."),
+    ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Go on with runs begun earlier; finished ones are always skipped."),
+    ] = False,
+    debug: Debug = False,
+) -> int:
+    """Run every combination of values, one after the other, and compare them in one report."""
+    from staleflow.cli.sweep import plan_sweep, run_sweep
+
+    axes = ([f"staleness.bound={eta}"] if eta is not None else []) + (axis or [])
+    plan = plan_sweep(arguments or [], axes, name=name, output_dir=output_dir, environ=os.environ)
+    return run_sweep(plan, resume=resume)
+
+
+@app.command()
+@says_what_went_wrong
+def report(
+    runs: Runs,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="HTML file; default: report.html in the first run's folder."),
+    ] = None,
+    debug: Debug = False,
+) -> int:
+    """Write one offline HTML file about one run, or several side by side, and print a summary."""
+    folders = _run_folders(runs)
+    target = output or (folders[0] / "report.html" if len(folders) == 1 else Path("comparison.html"))
+    if not target.parent.is_dir():
+        raise UserError(f"there is no folder {target.parent} to write {target.name} to")
+    from staleflow.reporting.report import terminal_summary, write_report
+
+    write_report(folders, target)
+    print(terminal_summary(folders))
+    print(f"report: {target}")
+    return 0
+
+
+@app.command()
+@says_what_went_wrong
+def audit(runs: Runs, debug: Debug = False) -> int:
+    """Check each run's ledger by itself; exit code 3 when anything breaks the rules."""
+    from staleflow.audit import audit_ledger
+
+    code = 0
+    for folder in _run_folders(runs):
+        result = audit_ledger(folder / "ledger.jsonl")
+        print(f"{folder}: {result}")
+        if result.violations:
+            code = EXIT_AUDIT_VIOLATION
+    return code
+
+
+@app.command()
+@says_what_went_wrong
+def config(debug: Debug = False) -> int:
+    """Print every config key with its default and what it means."""
+    from staleflow.config.document import documented_defaults
+
+    print(documented_defaults(), end="")
+    return 0
+
+
+def _run_folders(runs: list[Path]) -> list[Path]:
+    for folder in runs:
+        if not (folder / "ledger.jsonl").is_file():
+            raise RunFolderError(f"{folder} is not a run folder: it has no ledger.jsonl")
+    return runs
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()

@@ -1,0 +1,163 @@
+"""`staleflow sweep`: every combination of some values, one `staleflow run` each, and a comparison.
+
+Invariants: all combinations are checked before the first one starts; a run that ended by itself is never run
+again; one that fails does not stop the others.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from staleflow.config import load_config
+from staleflow.config.layers import split_arguments
+from staleflow.config.yaml_text import dump_scalar, parse
+from staleflow.errors import EXIT_FAILED, EXIT_INTERRUPTED, ConfigError, UserError
+
+_DONE_REASONS = ("completed", "exhausted", "filtered_out")
+"""End reasons that resuming would not change; an interrupted run is not done."""
+_SHORT_NAMES = {"staleness.bound": "eta"}
+"""Axes with a name of their own in run names; others go by the last part of their key."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepRun:
+    """One combination."""
+
+    label: str
+    """`eta=1`, or `eta=1,learning_rate=0.001`."""
+    folder: Path
+    arguments: tuple[str, ...]
+    """What follows `staleflow run`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepPlan:
+    """All runs of a sweep, and where the comparison goes."""
+
+    runs: tuple[SweepRun, ...]
+    folder: Path
+
+
+def plan_sweep(
+    arguments: Sequence[str],
+    axes: Sequence[str],
+    *,
+    name: str,
+    output_dir: str | None,
+    environ: Mapping[str, str],
+) -> SweepPlan:
+    """Every combination of the axes (`key=v1,v2`), each with its config checked. Raises ConfigError."""
+    if not axes:
+        raise UserError("a sweep needs --eta 0,1,2 or --axis key=v1,v2")
+    files, overrides = split_arguments(arguments)
+    if output_dir is not None:
+        overrides.append(f"run.output_dir={json.dumps(output_dir)}")
+    values = [_axis(text) for text in axes]
+    keys = [key for key, _ in values]
+    if len(set(keys)) < len(keys):
+        raise UserError(f"the axis {next(k for k in keys if keys.count(k) > 1)} is given twice")
+    runs = []
+    for combination in itertools.product(*(texts for _, texts in values)):
+        pairs = list(zip(keys, combination, strict=True))
+        label = ",".join(f"{_SHORT_NAMES.get(k, k.rpartition('.')[2])}={_in_a_name(v)}" for k, v in pairs)
+        chosen = [*overrides, *(f"{k}={v}" for k, v in pairs), f"run.name={json.dumps(f'{name}/{label}')}"]
+        config = load_config(files, chosen, environ)
+        folder = Path(config.run.output_dir)
+        runs.append(
+            SweepRun(
+                label=label,
+                folder=folder / name / label,
+                arguments=(*map(str, files), *chosen),
+            )
+        )
+    if len({run.folder for run in runs}) < len(runs):
+        raise UserError("two combinations of the sweep have the same name: give each value once")
+    return SweepPlan(runs=tuple(runs), folder=folder / name)
+
+
+def run_sweep(plan: SweepPlan, *, resume: bool) -> int:
+    """Run what is not done yet, write the comparison, and return the exit code (1 when any run failed)."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    failed: list[str] = []
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=not console.is_terminal) as progress:
+        task = progress.add_task("sweep", total=len(plan.runs))
+        for run in plan.runs:
+            progress.update(task, description=run.label)
+            if is_done(run.folder):
+                progress.console.print(f"{run.label}: done already")
+            else:
+                code = _run_one(run, resume=resume and (run.folder / "ledger.jsonl").is_file())
+                if code == EXIT_INTERRUPTED:
+                    return EXIT_INTERRUPTED
+                progress.console.print(
+                    f"{run.label}: {'done' if code == 0 else f'failed (exit code {code})'}"
+                )
+                failed += [run.label] if code else []
+            progress.advance(task)
+    _compare(plan)
+    if failed:
+        print(
+            f"staleflow: {len(failed)} of {len(plan.runs)} runs failed: {', '.join(failed)}", file=sys.stderr
+        )
+    return EXIT_FAILED if failed else 0
+
+
+def is_done(folder: Path) -> bool:
+    """Whether the run in `folder` ended by itself: its ledger's last whole line is an `end` that says so."""
+    try:
+        lines = (folder / "ledger.jsonl").read_bytes().splitlines(keepends=True)
+    except OSError:
+        return False
+    whole = [line for line in lines[-2:] if line.endswith(b"\n")]
+    try:
+        last = json.loads(whole[-1]) if whole else {}
+    except ValueError:
+        return False
+    return last.get("kind") == "end" and last.get("reason") in _DONE_REASONS
+
+
+def _run_one(run: SweepRun, *, resume: bool) -> int:
+    # The console of a run would fight with the progress bar for the terminal: one line a step instead.
+    command = [sys.executable, "-m", "staleflow.cli", "run", *run.arguments]
+    if not any(argument.startswith("telemetry.console=") for argument in run.arguments):
+        command.append("telemetry.console=plain")
+    if resume:
+        command.append("--resume")
+    return subprocess.run(command, check=False).returncode
+
+
+def _compare(plan: SweepPlan) -> None:
+    folders = [run.folder for run in plan.runs if (run.folder / "metrics.jsonl").is_file()]
+    if not folders:
+        return
+    from staleflow.reporting.report import terminal_summary, write_report
+
+    target = plan.folder / "report.html"
+    write_report(folders, target)
+    print(terminal_summary(folders))
+    print(f"comparison: {target}")
+
+
+def _axis(text: str) -> tuple[str, list[str]]:
+    """Key and YAML values of `key=v1,v2`; commas inside brackets and quotes do not separate."""
+    key, equals, listed = text.partition("=")
+    values = parse(f"[{listed}]", f"--axis {key}", origin="from the sweep").values if equals else None
+    if not key or not values:
+        raise ConfigError(f"{text!r} is no axis: write --axis key=v1,v2")
+    return key, [dump_scalar(value) for value in values]
+
+
+def _in_a_name(value: str) -> str:
+    """A value as part of a folder's name."""
+    return re.sub(r"[^\w.+-]+", "_", value).lstrip(".") or "_"
