@@ -1,0 +1,209 @@
+"""Read a run's folder into plain values.
+
+- A file may be missing, may end in a torn line, and may grow while it is read: what is whole is used.
+- What a resume voided is gone: when a training step is seen again, all later ones before it in the
+  file are dropped, and so are evaluations of versions that they had made.
+- Seconds go on across attempts: where an attempt starts counting from zero, it is put after the last.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from staleflow.audit import audit_ledger
+from staleflow.errors import RunFolderError
+
+Values = Mapping[str, Any]
+"""One row of metrics.jsonl without what could not be a number (null)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """One trajectory of a `trained` record of the ledger."""
+
+    step: int
+    min_version: int
+    max_version: int
+    tokens: int
+    """Generated tokens."""
+
+    @property
+    def staleness(self) -> int:
+        """Versions by which the oldest token lagged."""
+        return self.step - self.min_version
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What the audit says of the run's ledger."""
+
+    violations: int | None
+    """None where there is no ledger to audit, or it cannot be read."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunData:
+    """All that a report needs of one run."""
+
+    folder: Path
+    name: str
+    config: Mapping[str, Any]
+    config_text: str
+    """config.yaml as it stands, versions and git state included."""
+    train: tuple[Values, ...]
+    """By `train/step`, ascending; a step trained again after a resume is here once."""
+    evals: tuple[Values, ...]
+    """By `eval/weight_version`, ascending."""
+    instances: tuple[Values, ...]
+    """By `run/seconds`."""
+    events: tuple[Values, ...]
+    summary: Values
+    """Empty while the run goes on, or where it was killed."""
+    trained: tuple[Trained, ...]
+    verdict: Verdict
+    skipped_lines: int
+    """Lines that are no JSON objects: at most the torn ones, in a healthy run."""
+
+
+def load_run(folder: Path) -> RunData:
+    """Read one run; raises RunFolderError for a folder that holds none."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise RunFolderError(f"{folder} is not a folder; give the folder of a run, such as runs/<name>")
+    metrics, ledger = folder / "metrics.jsonl", folder / "ledger.jsonl"
+    if not metrics.exists() and not ledger.exists():
+        raise RunFolderError(f"{folder} is no run: it has neither metrics.jsonl nor ledger.jsonl")
+    rows, torn_rows = _objects(metrics)
+    records, torn_records = _objects(ledger)
+    kept = _Rows(rows)
+    config_text, config = _config(folder / "config.yaml")
+    run_section = config.get("run")
+    name = run_section.get("name") if isinstance(run_section, Mapping) else None
+    return RunData(
+        folder=folder,
+        name=str(name or folder.resolve().name),
+        config=config,
+        config_text=config_text,
+        train=tuple(kept.train[step] for step in sorted(kept.train)),
+        evals=tuple(kept.evals[version] for version in sorted(kept.evals)),
+        instances=tuple(sorted(kept.instances, key=lambda row: row.get("run/seconds", 0.0))),
+        events=tuple(kept.events),
+        summary=kept.summary,
+        trained=tuple(_trained(records)),
+        verdict=_verdict(ledger),
+        skipped_lines=torn_rows + torn_records,
+    )
+
+
+class _Rows:
+    """Sorts rows by kind in the order of the file, and drops what later rows void."""
+
+    def __init__(self, rows: Iterable[dict[str, Any]]) -> None:
+        self.train: dict[int, Values] = {}
+        self.evals: dict[int, Values] = {}
+        self.instances: list[Values] = []
+        self.events: list[Values] = []
+        self.summary: Values = {}
+        self._offset = self._last = 0.0
+        for row in rows:
+            self._add(row)
+
+    def _add(self, row: dict[str, Any]) -> None:
+        kind = row.get("kind")
+        values = {k: v for k, v in row.items() if v is not None and k != "kind"}
+        self._continue_seconds(values, begins=kind in ("train", "instances"))
+        if kind == "train" and isinstance(step := values.get("train/step"), int):
+            if step <= max(self.train, default=-1):
+                self.train = {s: v for s, v in self.train.items() if s < step}
+                self.evals = {version: v for version, v in self.evals.items() if version <= step}
+            self.train[step] = values
+            self.summary = {}
+        elif kind == "eval" and isinstance(version := values.get("eval/weight_version"), int):
+            self.evals[version] = values
+        elif kind == "instances":
+            self.instances.append(values)
+        elif kind == "event":
+            self.events.append(values)
+        elif kind == "summary":
+            self.summary = values
+
+    def _continue_seconds(self, values: dict[str, Any], *, begins: bool) -> None:
+        seconds = values.get("run/seconds")
+        if not isinstance(seconds, int | float):
+            return
+        # Rows of one attempt may be a moment out of order; a new attempt falls back to about zero.
+        if begins and seconds + self._offset < self._last - 1.0 and seconds < 0.5 * (self._last - self._offset):
+            self._offset = self._last
+        values["run/seconds"] = seconds + self._offset
+        self._last = max(self._last, seconds + self._offset)
+
+
+def _objects(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """Return the JSON objects of a file of lines and how many lines were none."""
+    if not path.exists():
+        return [], 0
+    found: list[dict[str, Any]] = []
+    skipped = 0
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                value = json.loads(line)
+            except ValueError:
+                skipped += 1
+                continue
+            if isinstance(value, dict):
+                found.append(value)
+            else:
+                skipped += 1
+    return found, skipped
+
+
+def _trained(records: Sequence[dict[str, Any]]) -> Iterator[Trained]:
+    """Yield what was trained on and not voided by a later resume, in the order of steps."""
+    steps: dict[int, list[dict[str, Any]]] = {}
+    for record in records:
+        if record.get("kind") == "resume":
+            steps = {step: kept for step, kept in steps.items() if step < record["step"]}
+        elif record.get("kind") == "trained":
+            steps[record["step"]] = record["trajectories"]
+    for step in sorted(steps):
+        for item in steps[step]:
+            yield Trained(step=step, min_version=item["min"], max_version=item["max"], tokens=item["tokens"])
+
+
+def _verdict(ledger: Path) -> Verdict:
+    if not ledger.exists():
+        return Verdict(violations=None, text="no ledger")
+    try:
+        violations = len(audit_ledger(ledger).violations)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return Verdict(violations=None, text=f"ledger unreadable: {error}")
+    return Verdict(violations=violations, text=f"{violations} violation{'' if violations == 1 else 's'}")
+
+
+def _config(path: Path) -> tuple[str, Mapping[str, Any]]:
+    """Return the config's text and values; empty where there is none or a kill left half of it."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        value = yaml.safe_load(text)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return "", {}
+    return text, value if isinstance(value, dict) else {}
+
+
+def series(rows: Iterable[Values], x: str, y: str) -> tuple[list[float], list[float]]:
+    """Return the points (x, y) of the rows that have both as finite numbers."""
+    points = [(row[x], row[y]) for row in rows if _finite(row.get(x)) and _finite(row.get(y))]
+    return [float(a) for a, _ in points], [float(b) for _, b in points]
+
+
+def _finite(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)

@@ -1,0 +1,68 @@
+"""Numbers as words, the same on the page and on the terminal. What was not measured is `–`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from staleflow.reporting.headline import Headline
+
+COLUMNS = (
+    "policy", "η", "steps", "wall time", "trained tok/s", "staleness mean", "max",
+    "sampled accuracy", "trainer waited", "instances idle",
+)  # fmt: skip
+
+
+def cells(n: Headline) -> list[str]:
+    """Return one text per name in COLUMNS."""
+    return [
+        n.policy or "–",
+        "–" if n.bound is None else str(n.bound),
+        str(n.steps),
+        clock(n.seconds),
+        whole(n.tokens_per_s),
+        "–" if n.staleness_mean is None else f"{n.staleness_mean:.2f}",
+        "–" if n.staleness_max is None else str(n.staleness_max),
+        accuracy_text(n),
+        "–" if n.trainer_waiting is None else f"{n.trainer_waiting:.0%}",
+        "–" if n.instances_idle is None else f"{n.instances_idle:.0%}",
+    ]
+
+
+def best_of(numbers: Sequence[Headline]) -> dict[str, int]:
+    """Return, for the columns in which more is better, the place of the best run; ties have none."""
+    best = {}
+    for column, values in (
+        ("trained tok/s", [n.tokens_per_s for n in numbers]),
+        ("sampled accuracy", [n.last_accuracy for n in numbers]),
+    ):
+        known = sorted((v for v in values if v is not None), reverse=True)
+        if len(known) > 1 and known[0] > known[1]:
+            best[column] = values.index(known[0])
+    return best
+
+
+def accuracy_text(n: Headline) -> str:
+    """Return `0.53 → 0.70`, or the one value there is."""
+    if n.first_accuracy is None or n.last_accuracy is None:
+        return "–"
+    if n.first_version == n.last_version:
+        return f"{n.last_accuracy:.3f}"
+    return f"{n.first_accuracy:.3f} → {n.last_accuracy:.3f}"
+
+
+def clock(seconds: float | None) -> str:
+    """Return `42 s`, `12:34` or `1:02:03`."""
+    if seconds is None:
+        return "–"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    rest = int(seconds)
+    hours, minutes = rest // 3600, rest // 60 % 60
+    return f"{hours}:{minutes:02}:{rest % 60:02}" if hours else f"{minutes}:{rest % 60:02}"
+
+
+def whole(value: float | None) -> str:
+    """Return `1,234`, or `12.3` where the first digits would be lost."""
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}"
