@@ -1,0 +1,121 @@
+"""What became of one call of a verifier, and the policy that makes a reward of it.
+
+Invariants:
+
+- a raw reward is a finite float; anything else a verifier returns is an `error`;
+- a failure is never a silent zero: its status is kept, and it is counted.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import numbers
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from staleflow.data.trajectory import Reward
+from staleflow.errors import ConfigError
+
+OnFailure = Literal["zero", "mask"]
+"""A failed call scores 0 and is trained on, or is masked out of loss and group statistics."""
+
+Status = Literal["ok", "timeout", "crash", "memory", "error", "failed"]
+
+_MESSAGE_LENGTH = 300
+_log = logging.getLogger("staleflow.reward")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """One call of a verifier."""
+
+    status: Status
+    raw: float = 0.0
+    seconds: float = 0.0
+    message: str = ""
+    """What went wrong, for a person."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardCounts:
+    """How many answers of each kind were given since the start."""
+
+    scored_count: int
+    timeout_count: int
+    error_count: int
+    crash_count: int
+    memory_count: int
+    failed_count: int
+    """Never scored, since no worker could be started any more."""
+
+
+class OutcomePolicy:
+    """Turns outcomes into rewards, counts them, and tells a person of the first failure of each kind."""
+
+    def __init__(self, on_failure: OnFailure) -> None:
+        if on_failure not in ("zero", "mask"):
+            raise ConfigError(f"reward.on_failure is {on_failure!r}; it must be zero or mask")
+        self._on_failure = on_failure
+        self._counter: Counter[Status] = Counter()
+
+    def reward(self, trajectory_id: str, outcome: Outcome) -> Reward:
+        """The reward of a call's outcome. Never-scored (`failed`) ones are always masked."""
+        status = outcome.status
+        self._counter[status] += 1
+        if status != "ok" and self._counter[status] == 1:
+            _log.warning(
+                "first reward with status %s: trajectory %s: %s", status, trajectory_id, outcome.message
+            )
+        return Reward(
+            raw=outcome.raw if status == "ok" else 0.0,
+            status=status,
+            usable=status == "ok" or (status != "failed" and self._on_failure == "zero"),
+            seconds=outcome.seconds,
+        )
+
+    def counts(self) -> RewardCounts:
+        """Counts so far."""
+        count = self._counter
+        return RewardCounts(
+            scored_count=count["ok"],
+            timeout_count=count["timeout"],
+            error_count=count["error"],
+            crash_count=count["crash"],
+            memory_count=count["memory"],
+            failed_count=count["failed"],
+        )
+
+
+def judge(call: Callable[[], object]) -> Outcome:
+    """Call a verifier with its request bound, and say what came of it."""
+    start = time.perf_counter()
+    status: Status = "ok"
+    raw, message = 0.0, ""
+    try:
+        value = call()
+        if not isinstance(value, numbers.Real):
+            raise TypeError(f"the verifier returned a {type(value).__name__}, not a number")
+        raw = float(value)
+        if not math.isfinite(raw):
+            raise ValueError(f"the verifier returned {raw}")
+    except MemoryError:
+        status, message = "memory", "memory limit reached"
+    except (Exception, SystemExit) as error:
+        status, message = "error", _described(error)
+    return Outcome(
+        status=status,
+        raw=raw if status == "ok" else 0.0,
+        seconds=time.perf_counter() - start,
+        message=message,
+    )
+
+
+def _described(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"[:_MESSAGE_LENGTH]
+    except Exception:  # a user's exception may fail to print itself
+        return type(error).__name__

@@ -1,0 +1,69 @@
+"""Verifiers: functions that score one response.
+
+Invariants:
+
+- a verifier is any `Callable[[ScoreRequest], float]`; it may hang, crash or raise, since whoever calls it
+  (`pool`) limits and counts that: so it sets no time limit of its own;
+- it decides by comparison with the answer, never by "score > 0": some graders give a little for a wrong
+  answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from staleflow.errors import ConfigError
+from staleflow.registry import load_named
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreRequest:
+    """What a verifier is given."""
+
+    trajectory_id: str
+    prompt: str
+    response: str
+    """The decoded response, without stop tokens."""
+    answer: Any
+    """What the data source says is right; picklable."""
+    metadata: dict[str, Any] = field(default_factory=dict)
+    """The prompt's own, for verifiers that need more than the answer."""
+
+
+Verifier = Callable[[ScoreRequest], float]
+
+VERIFIERS = {
+    "exact_match": "staleflow.reward.verifiers.exact_match",
+    "reasoning_gym": "staleflow.reward.verify_reasoning_gym.reasoning_gym_score",
+    "math_verify": "staleflow.reward.verify_math.math_score",
+}
+"""Verifiers by name; a dotted path to a function works as well."""
+
+
+def load_verifier(name: str) -> Verifier:
+    """The verifier of that name or dotted path, with all it imports.
+
+    Raises ConfigError saying what failed.
+    """
+    verifier = load_named("verifier", name, VERIFIERS)
+    if not callable(verifier):
+        raise ConfigError(f"verifier {name!r} is a {type(verifier).__name__}, not a function")
+    return verifier  # type: ignore[no-any-return]
+
+
+def exact_match(request: ScoreRequest) -> float:
+    """1.0 when the response is the answer, else 0.0.
+
+    Both are compared as text without leading and trailing white space, case and all. When the metadata has
+    `answer_after` (a marker such as `####` or `=`), only what follows its last occurrence in the response is
+    compared, and a response without the marker is wrong.
+    """
+    response = request.response
+    marker = request.metadata.get("answer_after")
+    if marker is not None:
+        _, found, response = response.rpartition(str(marker))
+        if not found:
+            return 0.0
+    return float(response.strip() == str(request.answer).strip())
