@@ -1,0 +1,118 @@
+"""What an audit says: violations that name their offender, and the figures it read off on the way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Violation:
+    """One broken rule."""
+
+    code: str
+    """Which rule, for machines, e.g. `staleness` or `hash_mismatch`."""
+    message: str
+    """One sentence that names the offender."""
+    line: int | None = None
+    """Line of the ledger, from 1; None when it is about the file as a whole."""
+    step: int | None = None
+    group: str | None = None
+    trajectory: str | None = None
+
+    def __str__(self) -> str:
+        where = "" if self.line is None else f"line {self.line}: "
+        return f"{where}{self.message} [{self.code}]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditReport:
+    """The outcome of an audit. Steps that a resume voided count nowhere but in `voided_steps`."""
+
+    violations: tuple[Violation, ...]
+    records: int = 0
+    """Readable lines."""
+    attempts: int = 0
+    bound: int | None = None
+    """None when there is no readable start record."""
+    steps: int = 0
+    """Trained."""
+    voided_steps: int = 0
+    """Trained, then voided by a resume."""
+    trained_groups: int = 0
+    trajectories: int = 0
+    """Trained."""
+    staleness_histogram: dict[int, int] = field(default_factory=dict)
+    """Step minus oldest weight version -> trained trajectories with at least one generated token."""
+    released: dict[str, int] = field(default_factory=dict)
+    """Reason -> groups released."""
+    end_reason: str | None = None
+    """None: the last attempt has no end record, so it was killed or is still going."""
+    torn: bool = False
+    """The last line is cut off, which is tolerated where there is no end record."""
+    incomplete: str | None = None
+    """What the last attempt left unfinished without breaking a rule; None: nothing."""
+
+    @property
+    def ok(self) -> bool:
+        """No rule is broken."""
+        return not self.violations
+
+    @property
+    def max_staleness(self) -> int | None:
+        """Largest staleness of a trained trajectory, in versions; None when there is none."""
+        return max(self.staleness_histogram, default=None)
+
+    @property
+    def mean_staleness(self) -> float | None:
+        """Mean over trained trajectories; None when there is none."""
+        count = sum(self.staleness_histogram.values())
+        if not count:
+            return None
+        return sum(lag * times for lag, times in self.staleness_histogram.items()) / count
+
+    def text(self) -> str:
+        """The report for people, one line per fact and per violation."""
+        lines = [
+            f"{self.steps} steps, {self.trained_groups} groups, {self.trajectories} trajectories trained "
+            f"in {self.attempts} attempt{'' if self.attempts == 1 else 's'} ({self.records} records)",
+            f"staleness: bound {self.bound}, max {self.max_staleness}, "
+            + ", ".join(f"{lag}: {times}" for lag, times in sorted(self.staleness_histogram.items())),
+        ]
+        if self.released:
+            lines.append("released: " + ", ".join(f"{n} {why}" for why, n in sorted(self.released.items())))
+        if self.voided_steps:
+            lines.append(f"voided by resumes: {self.voided_steps} steps")
+        if self.end_reason is None:
+            lines.append("no end record: the run was killed or is still going")
+        if self.torn:
+            lines.append("the last line is cut off, as a kill leaves it")
+        if self.incomplete:
+            lines.append(f"incomplete: {self.incomplete}")
+        lines += [f"VIOLATION {violation}" for violation in self.violations]
+        lines.append(f"{len(self.violations)} violations")
+        return "\n".join(lines)
+
+
+class Findings:
+    """Violations as they are found, in the order of the ledger."""
+
+    def __init__(self) -> None:
+        self.violations: list[Violation] = []
+        self.line: int | None = None
+        """Line being checked."""
+
+    def add(
+        self,
+        code: str,
+        message: str,
+        *,
+        step: int | None = None,
+        group: str | None = None,
+        trajectory: str | None = None,
+    ) -> None:
+        """Note a violation on the line being checked."""
+        self.violations.append(
+            Violation(
+                code=code, message=message, line=self.line, step=step, group=group, trajectory=trajectory
+            )
+        )
