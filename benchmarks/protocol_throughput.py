@@ -3,11 +3,11 @@
     python benchmarks/protocol_throughput.py [--json]
 
 A random life of a buffer (bound 3, batches of 16 groups of 8; every tenth group is lowered once, every
-twentieth is released instead of occupied, groups finish in random order) is drawn first and written down as a
-script of calls; then the script is replayed on fresh buffers and timed. "With ledger" builds the record of each
-transition, serialises it and writes it to a file, flushed after each consume. "With trained records" adds the
-trainer's own record of each step, which is no transition and is not counted as one. Each figure is the best
-and the median of several replays, since the machine may be shared.
+twentieth is released instead of occupied, groups finish in random order) is drawn first and written down as
+a script of calls; then the script is replayed on fresh buffers and timed. "With ledger" builds the record of
+each transition, serialises it and writes it to a file, flushed after each consume. "With trained records"
+adds the trainer's own record of each step, which is no transition and is not counted as one. Each figure is
+the best and the median of several short replays, since the machine may be shared.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from staleflow.protocol.records import (
     ConsumedMember,
     Lower,
     Occupy,
-    Release,
     Record,
+    Release,
     Reserve,
     Trained,
     TrainedMember,

@@ -1,0 +1,106 @@
+"""Ledger lines: hand-built JSON that says exactly what the record says."""
+
+import json
+from dataclasses import asdict
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from staleflow.protocol.records import (
+    Consume,
+    ConsumedGroup,
+    ConsumedMember,
+    End,
+    Lower,
+    Occupy,
+    Promote,
+    Release,
+    Reserve,
+    Resume,
+    Start,
+    Swap,
+    Trained,
+    TrainedMember,
+    from_json,
+    to_json,
+)
+
+ids = st.text(max_size=12)
+numbers = st.integers(-1, 10**6)
+members = st.builds(ConsumedMember, id=ids, hash=ids)
+groups = st.builds(
+    ConsumedGroup, group=ids, version=numbers, trajectories=st.lists(members, max_size=3).map(tuple)
+)
+trained = st.builds(TrainedMember, id=ids, min=numbers, max=numbers, tokens=numbers, hash=ids)
+records = st.one_of(
+    st.builds(
+        Start,
+        bound=numbers,
+        batch_size=numbers,
+        group_size=numbers,
+        last_batch=st.sampled_from(["train", "drop", "pad"]),
+        spare_limit=numbers,
+    ),
+    st.builds(Resume, step=numbers),
+    st.builds(Reserve, group=ids, version=numbers, spare=st.booleans()),
+    st.builds(Lower, group=ids, version=numbers),
+    st.builds(Occupy, group=ids),
+    st.builds(
+        Release,
+        group=ids,
+        reason=st.sampled_from(["filtered", "aborted", "failed", "expired", "discarded"]),
+    ),
+    st.builds(Promote, group=ids),
+    st.builds(Swap, spare=ids, firm=ids),
+    st.builds(Consume, buffer=numbers, final=st.booleans(), groups=st.lists(groups, max_size=3).map(tuple)),
+    st.builds(Trained, step=numbers, version=numbers, trajectories=st.lists(trained, max_size=3).map(tuple)),
+    st.builds(
+        End,
+        steps=numbers,
+        reason=st.sampled_from(["completed", "exhausted", "interrupted", "filtered_out"]),
+    ),
+)
+
+
+@given(records, numbers, numbers)
+def test_a_line_is_the_record_field_by_field_and_reads_back(record, seq, attempt):
+    line = to_json(record, seq, attempt)
+    assert "\n" not in line
+    kind = type(record).__name__.lower()
+    expected = {"seq": seq, "attempt": attempt, "kind": kind, **asdict(record)}
+    read = json.loads(line)
+    assert read == json.loads(json.dumps(expected))
+    assert list(read) == list(expected)
+    assert from_json(line) == (seq, attempt, record)
+    assert from_json(line.encode()) == (seq, attempt, record)
+
+
+def test_the_format_is_the_documented_one():
+    assert (
+        to_json(Reserve(group="e0-p1-a0", version=3), 7, 1)
+        == '{"seq":7,"attempt":1,"kind":"reserve","group":"e0-p1-a0","version":3,"spare":false}'
+    )
+    group = ConsumedGroup(group="g", version=1, trajectories=(ConsumedMember(id="g-m0", hash="ab"),))
+    assert to_json(Consume(buffer=2, final=True, groups=(group,)), 8, 1) == (
+        '{"seq":8,"attempt":1,"kind":"consume","buffer":2,"final":true,'
+        '"groups":[{"group":"g","version":1,"trajectories":[{"id":"g-m0","hash":"ab"}]}]}'
+    )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"seq":7,"attempt":1,"kind":"reser',
+        "[1]",
+        '{"seq":7,"attempt":1}',
+        '{"seq":7,"attempt":1,"kind":"reserved","group":"g"}',
+        '{"seq":7,"attempt":1,"kind":"occupy"}',
+        '{"seq":7,"attempt":1,"kind":"occupy","group":"g","version":1}',
+        '{"seq":7,"attempt":1,"kind":"consume","buffer":1,"final":false,"groups":[{"group":"g"}]}',
+        '{"seq":7,"attempt":1,"kind":"trained","step":1,"version":1,"trajectories":[3]}',
+    ],
+)
+def test_what_is_no_record_is_refused(line):
+    with pytest.raises(ValueError, match=r".+"):
+        from_json(line)
