@@ -17,7 +17,7 @@ from staleflow.coordination.outbox import Outbox
 from staleflow.coordination.population import Group, Member, Population
 from staleflow.protocol.buffer import StalenessBuffer
 from staleflow.protocol.lifecycle import TrajectoryState
-from staleflow.protocol.records import Consume, ConsumedGroup, ConsumedTrajectory, End, Occupy, Release
+from staleflow.protocol.records import Consume, ConsumedGroup, ConsumedMember, End, Occupy, Release
 
 LastBatch = Literal["train", "drop", "pad"]
 FinishKind = Literal["completed", "exhausted", "interrupted", "filtered_out"]
@@ -165,7 +165,7 @@ class Batches:
         groups: list[ConsumedGroup] = []
         for entry in consumed.entries:
             members = self._population.forget(entry.group, TrajectoryState.CONSUMED)
-            trajectories = tuple(ConsumedTrajectory(id=m.trajectory_id, hash=m.token_hash) for m in members)
+            trajectories = tuple(ConsumedMember(id=m.trajectory_id, hash=m.token_hash) for m in members)
             groups.append(ConsumedGroup(group=entry.group, version=entry.version, trajectories=trajectories))
         self._released_in_a_row = 0
         self._outbox.record(Consume(buffer=consumed.buffer, final=final, groups=tuple(groups)))

@@ -41,7 +41,7 @@ from staleflow.coordination.events import (
 from staleflow.coordination.fleet import Fleet
 from staleflow.coordination.outbox import Outbox
 from staleflow.coordination.population import Member, Population
-from staleflow.coordination.progress import ProgressWatch
+from staleflow.coordination.progress import Deadlines, ProgressWatch
 from staleflow.coordination.reports import InstanceReport, Rejection, TrajectoryReport
 from staleflow.coordination.snapshot import Snapshot
 from staleflow.errors import ProtocolError
@@ -55,8 +55,6 @@ class Patience:
 
     stall_after_s: float = 60.0
     """A running trajectory without a new token for this long is taken back and started again."""
-    external_limit_s: float = 300.0
-    """An environment that has not answered for this long fails its trajectory."""
     max_retries: int = 3
     """Failures of one trajectory before it is given up and masked."""
 
@@ -101,7 +99,7 @@ class Control:
         self._responses = 0
         self._response_tokens = 0
         self._running = ProgressWatch(patience.stall_after_s)
-        self._external = ProgressWatch(patience.external_limit_s)
+        self._external = Deadlines()
 
     # ------------------------------------------------------------------ the two entries
 
@@ -125,8 +123,8 @@ class Control:
                 self._on_lost(event)
             case Given(trajectory_id=trajectory_id, length=length):
                 self._on_given(trajectory_id, length)
-            case WaitingExternal(trajectory_id=trajectory_id):
-                self._on_waiting_external(trajectory_id)
+            case WaitingExternal(trajectory_id=trajectory_id, limit_s=limit_s):
+                self._on_waiting_external(trajectory_id, limit_s)
             case TrainedStep(record=record):
                 self._outbox.record(record)
             case Pushed(version=version):
@@ -339,11 +337,10 @@ class Control:
                     reason=member.failure,
                 )
             )
-        for trajectory_id in self._external.overdue(self._now):
-            limit = self._patience.external_limit_s
-            self._give_up(
-                self.population.member(trajectory_id), f"no answer of its environment in {limit:g} s"
-            )
+        for trajectory_id in self._external.expired(self._now):
+            member = self.population.find(trajectory_id)
+            if member is not None:
+                self._give_up(member, "its environment did not answer in time")
 
     def _give_up(self, member: Member, why: str) -> None:
         self.population.to_generated(member, member.length)
@@ -358,11 +355,11 @@ class Control:
             self._external.forget(trajectory_id)
             self.population.to_pending(member, length)
 
-    def _on_waiting_external(self, trajectory_id: str) -> None:
+    def _on_waiting_external(self, trajectory_id: str, limit_s: float) -> None:
         member = self.population.find(trajectory_id)
         if member is not None:
             self.population.to_waiting_external(member)
-            self._external.touch(trajectory_id, self._now)
+            self._external.set(trajectory_id, self._now + limit_s)
 
     def _on_rewarded(self, event: Rewarded) -> None:
         member = self.population.find(event.trajectory_id)

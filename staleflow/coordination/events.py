@@ -67,6 +67,8 @@ class WaitingExternal:
     """The environment of a generated trajectory will answer later."""
 
     trajectory_id: str
+    limit_s: float
+    """Seconds after which the trajectory counts as failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import OrderedDict
 
 
@@ -30,4 +31,31 @@ class ProgressWatch:
                 break
             del self._last[key]
             late.append(key)
+        return late
+
+
+class Deadlines:
+    """Ids with a time limit each; adding and expiring are O(log n)."""
+
+    def __init__(self) -> None:
+        self._due: dict[str, float] = {}
+        self._heap: list[tuple[float, str]] = []
+
+    def set(self, key: str, due: float) -> None:
+        """`key` expires at `due`, unless forgotten or set anew."""
+        self._due[key] = due
+        heapq.heappush(self._heap, (due, key))
+
+    def forget(self, key: str) -> None:
+        """`key` does not expire any more."""
+        self._due.pop(key, None)
+
+    def expired(self, now: float) -> list[str]:
+        """Those whose time is up; they are forgotten."""
+        late: list[str] = []
+        while self._heap and self._heap[0][0] <= now:
+            due, key = heapq.heappop(self._heap)
+            if self._due.get(key) == due:
+                del self._due[key]
+                late.append(key)
         return late

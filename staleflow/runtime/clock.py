@@ -1,0 +1,57 @@
+"""Time, passed in. Nothing else in the runtime asks the operating system for it."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Two readings and a pause."""
+
+    def now(self) -> float:
+        """Seconds that never go backwards, from an arbitrary start."""
+        ...
+
+    def wall(self) -> float:
+        """Seconds since the epoch."""
+        ...
+
+    def sleep(self, seconds: float) -> None:
+        """Let that much time pass."""
+        ...
+
+
+class SystemClock:
+    """The machine's clock."""
+
+    def now(self) -> float:
+        """Monotonic seconds."""
+        return time.monotonic()
+
+    def wall(self) -> float:
+        """Seconds since the epoch."""
+        return time.time()
+
+    def sleep(self, seconds: float) -> None:
+        """Block the thread."""
+        time.sleep(seconds)
+
+
+class VirtualClock:
+    """Time that passes only when somebody sleeps: a run on it is repeated to the bit."""
+
+    def __init__(self, start: float = 0.0) -> None:
+        self._now = start
+
+    def now(self) -> float:
+        """Virtual seconds."""
+        return self._now
+
+    def wall(self) -> float:
+        """Virtual seconds, too."""
+        return self._now
+
+    def sleep(self, seconds: float) -> None:
+        """Advance, at once."""
+        self._now += seconds

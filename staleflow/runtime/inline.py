@@ -1,0 +1,216 @@
+"""The inline back end: every part in this process, in a fixed order, on a virtual clock.
+
+For tests and debugging. A run is a function of its config: the same config gives the same ledger. Training
+overlaps rollout as it does on a cluster: the weights of a step appear only `train_polls` polls after its batch
+was handed over, and rollout goes on meanwhile. What hangs, hangs the process: time limits need `ray`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from staleflow.coordination.commands import Command
+from staleflow.data.trajectory import TrainBatch, Trajectory
+from staleflow.errors import EngineError
+from staleflow.reward.verifiers import ScoreRequest
+from staleflow.rollout.engine import Engine, OnPull
+from staleflow.rollout.instance import RolloutInstance
+from staleflow.runtime.backend import (
+    CheckpointSaved,
+    Evaluated,
+    InstanceDown,
+    InstanceUp,
+    InstanceUpdated,
+    Message,
+    PartFailed,
+    Scored,
+    StepTrained,
+    TrainerUp,
+)
+from staleflow.runtime.clock import Clock
+from staleflow.runtime.evaluation import Evaluator, Scorer
+from staleflow.servers.transport import Handle, Lease
+from staleflow.training.trainer import Trainer
+
+MAX_RESTARTS = 3
+"""Restarts of one instance; then it stays down."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InlinePace:
+    """How fast the parts are, relative to each other."""
+
+    decode_steps: int = 4
+    """Decode steps of each instance in a poll."""
+    train_polls: int = 8
+    """Polls from a batch to its pushed weights."""
+    poll_s: float = 0.05
+    """Virtual seconds that a poll takes."""
+
+
+class InlineBackend:
+    """See the module."""
+
+    def __init__(
+        self,
+        *,
+        instances: Sequence[str],
+        make_engine: Callable[[str, int], Engine],
+        max_running: int,
+        on_pull: OnPull,
+        progress_interval_s: float,
+        trainer: Trainer,
+        save: Callable[[Trainer, int], None],
+        scorer: Scorer,
+        request: Callable[[Trajectory], ScoreRequest],
+        evaluator: Evaluator | None,
+        weights: Handle,
+        clock: Clock,
+        pace: InlinePace | None = None,
+    ) -> None:
+        """`make_engine(instance, incarnation)` makes an engine without weights (version -1)."""
+        self._names = instances
+        self._make_engine = make_engine
+        self._max_running = max_running
+        self._on_pull = on_pull
+        self._progress_interval_s = progress_interval_s
+        self._trainer = trainer
+        self._save_trainer = save
+        self._scorer = scorer
+        self._request = request
+        self._evaluator = evaluator
+        self._clock = clock
+        self._pace = pace or InlinePace()
+        self._handle = weights
+        self._publisher = weights.publisher()
+        self._held: dict[int, Lease] = {}
+        self._instances: dict[str, RolloutInstance] = {}
+        self._engines: dict[str, Engine] = {}
+        self._incarnations: dict[str, int] = {}
+        self._messages: list[Message] = []
+        self._training: tuple[TrainBatch, bool] | None = None
+        self._polls_left = 0
+
+    def start(self) -> None:
+        """Push the trainer's weights and start every instance."""
+        version = self._trainer.version
+        self._publisher.push(version, self._trainer.weights())
+        self._held[version] = self._publisher.hold(version)
+        self._messages.append(TrainerUp(version=version, push_s=0.0))
+        for name in self._names:
+            self._start_instance(name)
+
+    def deliver(self, instance: str, commands: Sequence[Command], payloads: Mapping[str, Trajectory]) -> None:
+        """Apply at once."""
+        if instance in self._instances:
+            self._guarded(instance, lambda i: i.apply(commands, payloads))
+
+    def score(self, trajectories: Sequence[Trajectory]) -> None:
+        """Score at once; the rewards come with the next poll."""
+        self._scorer.submit([self._request(t) for t in trajectories])
+
+    def train(self, batch: TrainBatch, *, hold: bool) -> None:
+        """Train `train_polls` polls from now."""
+        self._training = (batch, hold)
+        self._polls_left = self._pace.train_polls
+
+    def save(self, version: int) -> None:
+        """Save at once."""
+        self._save_trainer(self._trainer, version)
+        self._messages.append(CheckpointSaved(version=version, seconds=0.0))
+
+    def evaluate(self, version: int) -> None:
+        """Evaluate at once."""
+        lease = self._held.pop(version, None) or self._publisher.hold(version)
+        with lease:
+            values = self._evaluator.evaluate(lease.tensors, version) if self._evaluator else {}
+        self._messages.append(Evaluated(version=version, values=values, seconds=0.0))
+
+    def poll(self, timeout_s: float) -> Sequence[Message]:
+        """Let every part work for a while, in a fixed order."""
+        self._clock.sleep(self._pace.poll_s)
+        for name in list(self._instances):
+            self._work(name)
+        rewards = self._scorer.poll(timeout_s)
+        if rewards:
+            self._messages.append(Scored(rewards=tuple(rewards)))
+        self._train_on()
+        messages, self._messages = self._messages, []
+        return messages
+
+    def close(self) -> None:
+        """Free everything."""
+        for engine in self._engines.values():
+            engine.close()
+        self._engines.clear()
+        self._instances.clear()
+        for lease in self._held.values():
+            lease.release()
+        self._held.clear()
+        self._publisher.close()
+        self._trainer.close()
+        self._scorer.close()
+        if self._evaluator is not None:
+            self._evaluator.close()
+
+    def _start_instance(self, name: str) -> None:
+        incarnation = self._incarnations[name] = self._incarnations.get(name, 0) + 1
+        engine = self._make_engine(name, incarnation)
+        subscriber = self._handle.subscriber()
+        with subscriber.lease() as lease:
+            engine.load_weights(lease.tensors, lease.version, self._on_pull)
+        self._engines[name] = engine
+        self._instances[name] = RolloutInstance(
+            instance=name,
+            incarnation=incarnation,
+            engine=engine,
+            subscriber=subscriber,
+            on_pull=self._on_pull,
+            clock=self._clock.now,
+            progress_interval_s=self._progress_interval_s,
+        )
+        self._messages.append(
+            InstanceUp(
+                instance=name,
+                incarnation=incarnation,
+                version=engine.version,
+                kv_capacity=engine.load().kv_capacity,
+                max_running=self._max_running,
+            )
+        )
+
+    def _work(self, name: str) -> None:
+        def decode(instance: RolloutInstance) -> None:
+            for _ in range(self._pace.decode_steps):
+                instance.advance()
+            self._messages.append(InstanceUpdated(update=instance.take_report()))
+
+        self._guarded(name, decode)
+
+    def _guarded(self, name: str, work: Callable[[RolloutInstance], None]) -> None:
+        try:
+            work(self._instances[name])
+        except EngineError as error:
+            del self._instances[name]
+            self._engines.pop(name).close()
+            incarnation = self._incarnations[name]
+            self._messages.append(InstanceDown(instance=name, incarnation=incarnation, reason=str(error)))
+            if incarnation <= MAX_RESTARTS:
+                self._start_instance(name)
+            elif not self._instances:
+                self._messages.append(PartFailed(part="every rollout instance", reason=str(error)))
+
+    def _train_on(self) -> None:
+        if self._training is None:
+            return
+        self._polls_left -= 1
+        if self._polls_left > 0:
+            return
+        batch, hold = self._training
+        self._training = None
+        result = self._trainer.train(batch)
+        self._publisher.push(result.version, self._trainer.weights())
+        if hold:
+            self._held[result.version] = self._publisher.hold(result.version)
+        self._messages.append(StepTrained(result=result, update_s=0.0, push_s=0.0))

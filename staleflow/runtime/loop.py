@@ -1,0 +1,408 @@
+"""The run loop: messages of the parts become events, effects become orders to the parts.
+
+Flow and backpressure::
+
+    backend.poll ──messages──> RunLoop ──events──> Control ──effects──> RunLoop ──orders──> backend
+                                  │                    │
+                           TrajectoryServer         ledger (flushed before a batch is handed out)
+
+    rollout runs ahead of training only as far as Control draws and routes; the trainer has one batch
+    at a time; a checkpoint is written after a step's push, before the next batch is trained.
+
+Invariants: a payload delta is absorbed before the event that speaks of it; a record is in the ledger file
+before the effect that follows from it; the loop itself decides nothing about trajectories.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from staleflow.coordination.commands import Command, Route
+from staleflow.coordination.control import Control
+from staleflow.coordination.effects import (
+    Append,
+    Discard,
+    DrawGroups,
+    Effect,
+    Finish,
+    GiveUp,
+    Score,
+    Send,
+    Train,
+)
+from staleflow.coordination.events import (
+    Event,
+    Given,
+    GroupsDrawn,
+    InstanceJoined,
+    InstanceLost,
+    Pushed,
+    Reported,
+    Rewarded,
+    SourceExhausted,
+    StopRequested,
+    TrainedStep,
+    WaitingExternal,
+)
+from staleflow.data.environment import Environment, Waiting
+from staleflow.data.trajectory import FinishReason, token_hash
+from staleflow.errors import RunFailed
+from staleflow.protocol.records import Record, Trained, TrainedMember
+from staleflow.runtime.backend import (
+    Backend,
+    CheckpointSaved,
+    Evaluated,
+    InstanceDown,
+    InstanceUp,
+    InstanceUpdated,
+    Message,
+    PartFailed,
+    Scored,
+    StepTrained,
+    TrainerUp,
+)
+from staleflow.runtime.clock import Clock
+from staleflow.runtime.observer import Observer
+from staleflow.servers.trajectory_server import FAILED, TrajectoryServer
+from staleflow.storage.ledger import LedgerWriter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopSettings:
+    """What the loop needs to know of the config."""
+
+    steps: int
+    interval_s: float
+    """Longest time between two coordination cycles."""
+    evaluate_every: int
+    """Training steps between evaluations; 0: none."""
+    checkpoint_every: int
+    """Training steps between checkpoints; 0: only at the end."""
+    start_timeout_s: float
+
+
+class RunLoop:
+    """One attempt of a run, from start to Finish. `run` may be called once."""
+
+    def __init__(
+        self,
+        *,
+        control: Control,
+        server: TrajectoryServer,
+        environment: Environment,
+        backend: Backend,
+        ledger: LedgerWriter,
+        opening: Record,
+        observer: Observer,
+        clock: Clock,
+        settings: LoopSettings,
+    ) -> None:
+        """`opening` is the record that begins this attempt: Start, or Resume."""
+        self._control = control
+        self._server = server
+        self._environment = environment
+        self._backend = backend
+        self._ledger = ledger
+        self._opening = opening
+        self._observer = observer
+        self._clock = clock
+        self._settings = settings
+        self._events: deque[Event] = deque()
+        self._working = False
+        self._outgoing: dict[str, list[Command]] = {}
+        self._to_score: list[str] = []
+        self._external: dict[str, None] = {}
+        self._stop = threading.Event()
+        self._evaluating: set[int] = set()
+        self._saving: set[int] = set()
+        self._version = -1
+        self._saved = -1
+        self._idle_since = clock.now()
+
+    def request_stop(self) -> None:
+        """Finish the step in training, save and end. Safe to call from another thread."""
+        self._stop.set()
+
+    def run(self) -> str:
+        """Run to the end; returns the finish reason. Raises RunFailed when a part is gone for good."""
+        try:
+            self._perform(self._control.note(self._opening))
+            self._ledger.flush()
+            self._observer.phase("starting")
+            self._backend.start()
+            self._wait_for_start()
+            self._observer.phase("running")
+            while self._control.finished is None:
+                self._turn(self._settings.interval_s)
+            self._wind_down()
+            return self._control.finished
+        finally:
+            self._ledger.close()
+            self._backend.close()
+
+    # ------------------------------------------------------------------ turns
+
+    def _turn(self, timeout_s: float) -> None:
+        for message in self._backend.poll(timeout_s):
+            self._receive(message)
+        if self._stop.is_set() and not self._control.batches.stopping:
+            self._observer.phase("finishing step")
+            self._tell(StopRequested())
+        self._ask_environments()
+        began = self._clock.now()
+        effects = self._control.cycle(began)
+        self._observer.coordinated(self._clock.now() - began)
+        self._perform(effects)
+        self._send_off()
+        self._observer.tick(self._control, self._server)
+
+    def _wait_for_start(self) -> None:
+        deadline = self._clock.now() + self._settings.start_timeout_s
+        while self._version < 0 or not self._control.fleet.names():
+            if self._stop.is_set():
+                self._tell(StopRequested())
+                return
+            if self._clock.now() > deadline:
+                missing = "the trainer" if self._version < 0 else "every rollout instance"
+                raise RunFailed(
+                    f"{missing} did not start within cluster.start_timeout_s = "
+                    f"{self._settings.start_timeout_s:g} s; see the logs folder of the run"
+                )
+            self._turn(self._settings.interval_s)
+
+    def _wind_down(self) -> None:
+        """After Finish: last evaluation, last checkpoint, then nothing is under way."""
+        if self._version >= 0:
+            if self._saved < self._version:
+                self._observer.phase("saving")
+                self._save(self._version)
+            stopped = self._control.finished == "interrupted"
+            if (
+                self._settings.evaluate_every
+                and not stopped
+                and self._observer.last_evaluated < self._version
+            ):
+                self._evaluate(self._version)
+        while self._saving or (self._evaluating and not self._stop.is_set()):
+            if not self._saving:
+                self._observer.phase("evaluating")
+            for message in self._backend.poll(self._settings.interval_s):
+                self._receive(message)
+            self._observer.tick(self._control, self._server)
+        self._observer.finish(self._control, self._server)
+
+    # ------------------------------------------------------------------ messages
+
+    def _receive(self, message: Message) -> None:
+        match message:
+            case InstanceUpdated(update=update):
+                self._server.absorb(update.deltas)
+                report = update.report
+                self._observer.reported(report)
+                self._tell(Reported(report=report))
+            case Scored(rewards=rewards):
+                self._observer.scored([reward for _, reward in rewards])
+                for trajectory_id, reward in rewards:
+                    if trajectory_id in self._server:
+                        self._server.set_reward(trajectory_id, reward)
+                        self._rewarded(trajectory_id, reward.raw, reward.usable)
+            case StepTrained():
+                self._on_trained(message)
+            case TrainerUp(version=version):
+                self._on_pushed(version)
+                if self._settings.evaluate_every and version < self._settings.steps:
+                    self._evaluate(version)
+            case InstanceUp():
+                self._observer.instance_up(message.instance)
+                self._tell(
+                    InstanceJoined(
+                        instance=message.instance,
+                        incarnation=message.incarnation,
+                        version=message.version,
+                        kv_capacity=message.kv_capacity,
+                        max_running=message.max_running,
+                    )
+                )
+            case InstanceDown():
+                self._on_instance_down(message)
+            case CheckpointSaved(version=version, seconds=seconds):
+                self._saving.discard(version)
+                self._saved = version
+                self._observer.event("checkpoint", f"saved step {version} in {seconds:.1f} s")
+            case Evaluated():
+                self._evaluating.discard(message.version)
+                self._observer.evaluated(message)
+            case PartFailed(part=part, reason=reason):
+                raise RunFailed(f"{part} failed: {reason}")
+
+    def _on_trained(self, message: StepTrained) -> None:
+        result = message.result
+        trained = tuple(
+            TrainedMember(
+                id=t.trajectory_id, min=t.min_version, max=t.max_version, tokens=t.tokens, hash=t.token_hash
+            )
+            for t in result.trained
+        )
+        self._tell(
+            TrainedStep(
+                record=Trained(step=result.version_start, version=result.version_start, trajectories=trained)
+            )
+        )
+        self._ledger.flush()
+        self._server.trained(result.version_start)
+        self._observer.trained(message, self._control, self._server)
+        every = self._settings.checkpoint_every
+        if every and result.version % every == 0:
+            self._save(result.version)
+        if self._is_evaluated(result.version):
+            self._evaluate(result.version)
+        self._on_pushed(result.version)
+
+    def _on_pushed(self, version: int) -> None:
+        self._version = version
+        self._idle_since = self._clock.now()
+        self._tell(Pushed(version=version))
+
+    def _on_instance_down(self, message: InstanceDown) -> None:
+        self._observer.instance_down(message.instance, message.reason)
+        if self._control.fleet.is_current(message.instance, message.incarnation):
+            resident = self._control.fleet.resident(message.instance)
+            self._outgoing.pop(message.instance, None)
+            self._tell(
+                InstanceLost(
+                    instance=message.instance,
+                    incarnation=message.incarnation,
+                    lengths=self._server.lengths(resident),
+                    reason=message.reason,
+                )
+            )
+
+    # ------------------------------------------------------------------ effects
+
+    def _tell(self, event: Event) -> None:
+        """Queue an event; unless one is being worked on, work the queue off.
+
+        An event that comes up while effects are performed waits for the rest of them, so that ledger records
+        are written in the order of their numbers.
+        """
+        self._events.append(event)
+        if self._working:
+            return
+        self._working = True
+        try:
+            while self._events:
+                began = self._clock.now()
+                effects = self._control.handle(self._events.popleft())
+                self._observer.coordinated(self._clock.now() - began)
+                self._apply(effects)
+        finally:
+            self._working = False
+
+    def _perform(self, effects: Sequence[Effect]) -> None:
+        """Perform effects that did not come of an event, then the events that they raised."""
+        self._working = True
+        try:
+            self._apply(effects)
+        finally:
+            self._working = False
+        if self._events:
+            self._tell(self._events.popleft())
+
+    def _apply(self, effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Append(record=record, seq=seq, attempt=attempt):
+                    self._ledger.append(record, seq, attempt)
+                case Send(command=command):
+                    self._observer.command(command)
+                    self._outgoing.setdefault(command.instance, []).append(command)
+                case Score(trajectory_id=trajectory_id):
+                    self._after_turn_end(trajectory_id)
+                case DrawGroups(count=count, padding=padding):
+                    self._draw(count, padding)
+                case Discard(trajectory_ids=ids, reason=reason):
+                    self._observer.discarded(reason, self._server.discard(ids, reason))
+                case GiveUp(trajectory_id=trajectory_id, reason=reason):
+                    self._server.give_up(trajectory_id)
+                    self._observer.event("gave_up", f"trajectory {trajectory_id} is masked: {reason}")
+                case Train():
+                    self._train(effect)
+                case Finish(reason=reason):
+                    self._ledger.flush(sync=True)
+                    self._observer.event("finish", reason)
+
+    def _after_turn_end(self, trajectory_id: str) -> None:
+        trajectory = self._server.get(trajectory_id)
+        if trajectory.finish_reason is FinishReason.FAILED:
+            self._server.set_reward(trajectory_id, FAILED)
+            self._rewarded(trajectory_id, FAILED.raw, FAILED.usable)
+            return
+        answer = self._environment.respond(trajectory)
+        if isinstance(answer, Waiting):
+            if trajectory_id not in self._external:
+                self._external[trajectory_id] = None
+                self._tell(WaitingExternal(trajectory_id=trajectory_id, limit_s=answer.limit_s))
+            return
+        self._external.pop(trajectory_id, None)
+        trajectory = self._server.answer(trajectory_id, answer)
+        if trajectory.finish_reason is None:
+            self._tell(Given(trajectory_id=trajectory_id, length=trajectory.length))
+        else:
+            self._to_score.append(trajectory_id)
+
+    def _ask_environments(self) -> None:
+        """Ask again for trajectories whose environment was not ready."""
+        for trajectory_id in list(self._external):
+            if trajectory_id in self._server:
+                self._after_turn_end(trajectory_id)
+            else:
+                del self._external[trajectory_id]
+
+    def _rewarded(self, trajectory_id: str, raw: float, usable: bool) -> None:
+        hashed = token_hash(self._server.get(trajectory_id).tokens)
+        self._tell(Rewarded(trajectory_id=trajectory_id, raw=raw, usable=usable, token_hash=hashed))
+
+    def _draw(self, count: int, padding: bool) -> None:
+        groups, exhausted = self._server.draw(count, padding=padding)
+        self._tell(GroupsDrawn(groups=groups))
+        if exhausted:
+            self._tell(SourceExhausted())
+
+    def _train(self, effect: Train) -> None:
+        self._ledger.flush()
+        batch = self._server.batch(effect.step, effect.groups, effect.final)
+        self._observer.batch(batch, self._clock.now() - self._idle_since)
+        self._backend.train(batch, hold=self._is_evaluated(effect.step + 1))
+
+    def _send_off(self) -> None:
+        """Hand over what this turn decided: one message per instance, one for the rewards."""
+        for instance, commands in self._outgoing.items():
+            payloads = {
+                c.trajectory_id: self._server.get(c.trajectory_id)
+                for c in commands
+                if isinstance(c, Route) and c.trajectory_id in self._server
+            }
+            self._backend.deliver(instance, commands, payloads)
+        self._outgoing = {}
+        ids, self._to_score = self._to_score, []
+        trajectories = [self._server.get(t) for t in ids if t in self._server]
+        if trajectories:
+            self._backend.score(trajectories)
+
+    # ------------------------------------------------------------------ evaluation and checkpoints
+
+    def _is_evaluated(self, version: int) -> bool:
+        every = self._settings.evaluate_every
+        return bool(every) and (version % every == 0 or version >= self._settings.steps)
+
+    def _evaluate(self, version: int) -> None:
+        if version not in self._evaluating:
+            self._evaluating.add(version)
+            self._backend.evaluate(version)
+
+    def _save(self, version: int) -> None:
+        self._saving.add(version)
+        self._backend.save(version)

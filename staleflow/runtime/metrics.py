@@ -1,0 +1,140 @@
+"""What happened between two training steps, summed up for one row of metrics.
+
+Invariant: a figure is counted where it happens and once; a row holds the counts since the last row, except
+`tokens/...`, which are totals of this attempt.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from staleflow.coordination.commands import Command
+from staleflow.coordination.control import Control
+from staleflow.data.trajectory import FinishReason, Reward, TrainBatch
+from staleflow.training.trainer import TrainResult
+
+Values = dict[str, float | int | str]
+
+
+class StepMetrics:
+    """Collects; `row` sums up and starts anew."""
+
+    def __init__(self, now: float) -> None:
+        self._since = now
+        self._counts: Counter[str] = Counter()
+        self._seconds: Counter[str] = Counter()
+        self._generated = 0
+        self._wasted = 0
+        self._pull_s: dict[tuple[str, int], float] = {}
+        self._batches: dict[int, Values] = {}
+        self.pull_s_total = 0.0
+        self.coordination_s_total = 0.0
+
+    def command(self, command: Command) -> None:
+        """A command was sent."""
+        self._counts[f"coord/{type(command).__name__.lower()}_count"] += 1
+
+    def coordinated(self, seconds: float) -> None:
+        """Time spent in `Control`."""
+        self._seconds["coord/seconds"] += seconds
+        self.coordination_s_total += seconds
+
+    def scored(self, rewards: Iterable[Reward]) -> None:
+        """Verifier answers came in."""
+        for reward in rewards:
+            self._seconds["timing_s/reward"] += reward.seconds
+            if reward.status == "timeout":
+                self._counts["reward/timeout_count"] += 1
+            elif reward.status not in ("ok", "failed"):
+                self._counts["reward/error_count"] += 1
+
+    def released(self, reason: str) -> None:
+        """A group was released."""
+        self._counts[f"rollout/{reason}_groups"] += 1
+
+    def pulls(self, instance: str, incarnation: int, total_s: float) -> None:
+        """An instance's total time in pulls."""
+        known = self._pull_s.get((instance, incarnation), 0.0)
+        self._pull_s[instance, incarnation] = total_s
+        self._seconds["timing_s/pull"] += total_s - known
+        self.pull_s_total += total_s - known
+
+    def batch(self, batch: TrainBatch, waited_s: float) -> None:
+        """A batch was handed to the trainer, which had waited for it."""
+        members = [s for group in batch.groups for s in group]
+        rewards = [s.reward.raw for s in members if s.reward.usable]
+        lengths = [s.trajectory.response_len for s in members]
+        truncated = sum(s.trajectory.finish_reason is FinishReason.LENGTH for s in members)
+        partial = sum(s.trajectory.min_version != s.trajectory.max_version for s in members)
+        self._batches[batch.step] = {
+            "timing_s/wait_for_batch": waited_s,
+            "rollout/reward_mean": _mean(rewards),
+            "rollout/response_len_mean": _mean(lengths),
+            "rollout/response_len_max": max(lengths, default=0),
+            "rollout/truncated_ratio": truncated / max(1, len(members)),
+            "rollout/partial_ratio": partial / max(1, len(members)),
+            "rollout/groups": len(batch.groups),
+        }
+
+    def row(
+        self,
+        result: TrainResult,
+        control: Control,
+        tokens: Mapping[str, int],
+        now: float,
+        timing: Mapping[str, float],
+    ) -> Values:
+        """The row of a finished step; counting starts anew."""
+        step, seconds = result.version_start, max(1e-9, now - self._since)
+        wasted = tokens["filtered"] + tokens["aborted"] + tokens["discarded"]
+        values: Values = {"train/step": step}
+        values |= _staleness(result, control.buffer.bound)
+        values |= _lags(control)
+        for offset, (reserved, occupied) in enumerate(control.buffer.placement()):
+            values[f"buffer/{offset}/reserved"] = reserved
+            values[f"buffer/{offset}/occupied"] = occupied
+        values |= self._batches.pop(step, {})
+        values["rollout/tokens_per_s"] = (tokens["generated"] - self._generated) / seconds
+        values["rollout/wasted_tokens"] = wasted - self._wasted
+        counted = ("route", "interrupt", "abort", "pull")
+        values |= {f"coord/{name}_count": self._counts[f"coord/{name}_count"] for name in counted}
+        values |= {f"rollout/{r}_groups": self._counts[f"rollout/{r}_groups"] for r in ("filtered", "failed")}
+        values |= {f"reward/{k}_count": self._counts[f"reward/{k}_count"] for k in ("timeout", "error")}
+        values |= {k: self._seconds[k] for k in ("coord/seconds", "timing_s/pull", "timing_s/reward")}
+        values |= {f"timing_s/{name}": value for name, value in timing.items()}
+        values |= result.metrics
+        values |= {f"tokens/{name}": count for name, count in tokens.items()}
+        self._since, self._generated, self._wasted = now, tokens["generated"], wasted
+        self._counts.clear()
+        self._seconds.clear()
+        return values
+
+
+def _staleness(result: TrainResult, bound: int) -> Values:
+    lags = [result.version_start - t.min_version for t in result.trained if t.tokens]
+    return {
+        "staleness/mean": _mean(lags),
+        "staleness/max": max(lags, default=0),
+        "staleness/min": min(lags, default=0),
+        "staleness/violations": sum(lag > bound for lag in lags),
+    }
+
+
+def _lags(control: Control) -> Values:
+    """How far groups that are generated, or wait for training, lag behind the newest version."""
+    newest = control.batches.newest_version
+    values: Values = {}
+    for name, occupied in (("in_flight", False), ("in_queue", True)):
+        lags = [
+            newest - group.version
+            for group in control.population.groups()
+            if group.version is not None and group.occupied is occupied
+        ]
+        values[f"staleness/{name}/mean"] = _mean(lags)
+        values[f"staleness/{name}/max"] = max(lags, default=0)
+    return values
+
+
+def _mean(values: list[int] | list[float]) -> float:
+    return float(sum(values)) / len(values) if values else 0.0

@@ -1,0 +1,218 @@
+"""What the loop shows of itself: rows that are kept, and a status that replaces the one before.
+
+Invariant: observing changes nothing. The loop calls in at each turn; whoever looks (console, sinks) takes
+rows and status from another thread at its own pace.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+
+from staleflow.coordination.commands import Command
+from staleflow.coordination.control import Control
+from staleflow.coordination.reports import InstanceReport
+from staleflow.data.trajectory import Reward, TrainBatch, Trajectory
+from staleflow.protocol.lifecycle import TrajectoryState
+from staleflow.runtime.backend import Evaluated, StepTrained
+from staleflow.runtime.clock import Clock
+from staleflow.runtime.metrics import StepMetrics, Values
+from staleflow.runtime.picture import InstanceRates, buffer_statuses, instance_statuses, waiting_for
+from staleflow.servers.trajectory_server import TrajectoryServer
+from staleflow.telemetry.rows import Row, RowKind, RunStatus
+
+SAMPLE_EVERY_S = 1.0
+"""Time between two samples of the instances."""
+STATUS_EVERY_S = 0.25
+"""Time between two pictures; the console draws four times a second."""
+
+
+class Observer:
+    """Rows and status of one attempt."""
+
+    def __init__(self, *, run_name: str, policy: str, bound: int, steps: int, clock: Clock) -> None:
+        self._clock = clock
+        self._began = clock.now()
+        self._metrics = StepMetrics(self._began)
+        self._rates = InstanceRates()
+        self._rows: list[Row] = []
+        self._lock = threading.Lock()
+        self._down: dict[str, str] = {}
+        self._sampled = self._drawn = self._began
+        self._trainer_busy = False
+        self._waited_s = 0.0
+        self._idle_s: dict[str, float] = {}
+        self.last_evaluated = -1
+        self._status = RunStatus(
+            run_name=run_name,
+            policy=policy,
+            bound=bound,
+            step=0,
+            steps=steps,
+            version=-1,
+            phase="starting",
+            seconds=0.0,
+        )
+
+    # ------------------------------------------------------------------ for whoever looks
+
+    def take_rows(self) -> list[Row]:
+        """Rows since the last call."""
+        with self._lock:
+            rows, self._rows = self._rows, []
+        return rows
+
+    @property
+    def status(self) -> RunStatus:
+        """The newest picture."""
+        return self._status
+
+    # ------------------------------------------------------------------ for the loop
+
+    def phase(self, phase: str) -> None:
+        """The run entered a phase."""
+        self._status = replace(self._status, phase=phase)
+
+    def event(self, name: str, text: str) -> None:
+        """Something worth a line."""
+        self._add("event", {"event/name": name, "event/text": text, "run/seconds": self._seconds()})
+
+    def coordinated(self, seconds: float) -> None:
+        """Time spent in Control."""
+        self._metrics.coordinated(seconds)
+
+    def command(self, command: Command) -> None:
+        """A command goes out."""
+        self._metrics.command(command)
+
+    def reported(self, report: InstanceReport) -> None:
+        """A report came in."""
+        self._metrics.pulls(report.instance, report.incarnation, report.pull_seconds)
+        for rejection in report.rejections:
+            what = rejection.trajectory_id or "a pull"
+            self.event("rejected", f"{report.instance} refused {what}: {rejection.reason}")
+
+    def scored(self, rewards: Sequence[Reward]) -> None:
+        """Rewards came in."""
+        self._metrics.scored(rewards)
+
+    def discarded(self, reason: str, trajectories: Sequence[Trajectory]) -> None:
+        """Payload was dropped."""
+        if reason in ("filtered", "failed"):
+            self._metrics.released(reason)
+
+    def instance_up(self, instance: str) -> None:
+        """An instance joined."""
+        self._down.pop(instance, None)
+        self.event("instance_up", f"{instance} is up")
+
+    def instance_down(self, instance: str, reason: str) -> None:
+        """An instance was lost."""
+        self._down[instance] = "lost"
+        self.event("instance_down", f"{instance} was lost: {reason}")
+
+    def batch(self, batch: TrainBatch, waited_s: float) -> None:
+        """A batch goes to the trainer."""
+        self._trainer_busy = True
+        self._waited_s += waited_s
+        self._metrics.batch(batch, waited_s)
+
+    def trained(self, message: StepTrained, control: Control, server: TrajectoryServer) -> None:
+        """A step is done: its row."""
+        self._trainer_busy = False
+        timing = {"update": message.update_s, "push": message.push_s}
+        values = self._metrics.row(
+            message.result, control, server.balance.as_dict(), self._clock.now(), timing
+        )
+        values["run/seconds"] = self._seconds()
+        self._add("train", values)
+        self._status = replace(
+            self._status,
+            staleness_mean=float(values["staleness/mean"]),
+            staleness_max=int(values["staleness/max"]),
+            reward_mean=(*self._status.reward_mean, float(values["rollout/reward_mean"])),
+        )
+
+    def evaluated(self, message: Evaluated) -> None:
+        """An evaluation is done: its row."""
+        self.last_evaluated = max(self.last_evaluated, message.version)
+        values: Values = {"eval/weight_version": message.version, "run/seconds": self._seconds()}
+        values |= {f"eval/{name}": value for name, value in message.values.items()}
+        values["eval/seconds"] = message.seconds
+        self._add("eval", values)
+        sampled = message.values.get("heldout/avg@1")
+        if sampled is not None:
+            self._status = replace(self._status, evals=(*self._status.evals, (message.version, sampled)))
+
+    def tick(self, control: Control, server: TrajectoryServer) -> None:
+        """A turn is over."""
+        now = self._clock.now()
+        if now - self._sampled >= SAMPLE_EVERY_S:
+            self._sample(control, now - self._sampled)
+            self._sampled = now
+        if now - self._drawn >= STATUS_EVERY_S:
+            self._drawn = now
+            self._picture(control, server)
+
+    def finish(self, control: Control, server: TrajectoryServer) -> None:
+        """The run is over: the summary row."""
+        self.phase("done")
+        self._picture(control, server)
+        values: Values = {
+            "run/seconds": self._seconds(),
+            "run/steps": control.buffer.next_buffer,
+            "run/reason": control.finished or "",
+            "wait/trainer_s": self._waited_s,
+            "wait/instances_s": sum(self._idle_s.values()),
+            "coord/seconds": self._metrics.coordination_s_total,
+            "timing_s/pull": self._metrics.pull_s_total,
+        }
+        values |= {f"tokens/{name}": count for name, count in server.balance.as_dict().items()}
+        self._add("summary", values)
+
+    # ------------------------------------------------------------------
+
+    def _sample(self, control: Control, elapsed: float) -> None:
+        self._rates.sample(control, self._clock.now())
+        values: Values = {"run/seconds": self._seconds(), "trainer/busy": int(self._trainer_busy)}
+        for status in instance_statuses(control, self._rates, {}):
+            prefix = f"instance/{status.instance}"
+            values[f"{prefix}/version"] = status.version
+            values[f"{prefix}/running"] = status.running
+            values[f"{prefix}/waiting"] = status.waiting
+            values[f"{prefix}/kv_usage"] = status.kv_usage
+            values[f"{prefix}/tokens_per_s"] = status.tokens_per_s
+            if status.running == 0:
+                self._idle_s[status.instance] = self._idle_s.get(status.instance, 0.0) + elapsed
+        self._add("instances", values)
+
+    def _picture(self, control: Control, server: TrajectoryServer) -> None:
+        instances = instance_statuses(control, self._rates, self._down)
+        population = control.population
+        waiting = waiting_for(control)
+        version = control.batches.newest_version
+        trainer = f"training step {version}" if self._trainer_busy else "idle"
+        self._status = replace(
+            self._status,
+            step=control.buffer.next_buffer,
+            version=version,
+            seconds=self._seconds(),
+            buffers=buffer_statuses(control),
+            instances=instances,
+            trainer=trainer,
+            waiting_for=waiting,
+            pending=len(population.pending),
+            scoring=population.count(TrajectoryState.GENERATED),
+            in_flight=population.count(TrajectoryState.RUNNING),
+            tokens_per_s=sum(status.tokens_per_s for status in instances),
+            tokens=server.balance.as_dict(),
+        )
+
+    def _seconds(self) -> float:
+        return self._clock.now() - self._began
+
+    def _add(self, kind: RowKind, values: Values) -> None:
+        row = Row(kind=kind, time=self._clock.wall(), values=values)
+        with self._lock:
+            self._rows.append(row)

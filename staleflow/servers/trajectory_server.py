@@ -1,0 +1,178 @@
+"""The trajectory server: the payload of every living trajectory, and the account of every token.
+
+Invariants: a payload is there from the drawing of its group until it is trained or discarded; it only ever
+grows by what an instance or an environment reported; generated = trained + filtered + aborted + discarded +
+in flight, at every moment.
+
+Who owns a trajectory, and what may happen to it, is decided by `coordination.Control` alone; this class is
+told. Ids, lengths and versions are all that leaves it towards the coordinator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from staleflow.coordination.events import DrawnGroup
+from staleflow.data.environment import Done, Given, Waiting, after_turn
+from staleflow.data.trajectory import (
+    FinishReason,
+    Prompt,
+    Reward,
+    ScoredTrajectory,
+    TrainBatch,
+    Trajectory,
+)
+from staleflow.rollout.engine import Delta
+
+FAILED = Reward(raw=0.0, status="failed", usable=False)
+"""The reward of a trajectory that was given up: masked, never a silent zero."""
+
+BALANCE_COLUMN = {"filtered": "filtered", "aborted": "aborted"}
+"""Column of the token balance by release reason; every other reason is `discarded`."""
+
+
+class TokenBalance:
+    """Generated tokens by what became of them."""
+
+    def __init__(self) -> None:
+        self.generated = 0
+        self.trained = 0
+        self.filtered = 0
+        self.aborted = 0
+        self.discarded = 0
+
+    @property
+    def in_flight(self) -> int:
+        """Generated, and not yet trained or dropped."""
+        return self.generated - self.trained - self.filtered - self.aborted - self.discarded
+
+    def drop(self, tokens: int, reason: str) -> None:
+        """Account for tokens that will not be trained."""
+        column = BALANCE_COLUMN.get(reason, "discarded")
+        setattr(self, column, getattr(self, column) + tokens)
+
+    def as_dict(self) -> dict[str, int]:
+        """All columns, in_flight included."""
+        names = ("generated", "trained", "filtered", "aborted", "discarded", "in_flight")
+        return {name: getattr(self, name) for name in names}
+
+
+class TrajectoryServer:
+    """Payload by trajectory id."""
+
+    def __init__(
+        self,
+        *,
+        prompts: Iterator[tuple[int, int, Prompt]],
+        padding: Iterator[tuple[int, int, Prompt]],
+        group_size: int,
+        max_new_tokens: int,
+        attempt: int = 0,
+    ) -> None:
+        """`prompts` yields (epoch, index, prompt) in drawing order; `padding` what follows the last epoch.
+
+        `attempt` goes into group ids, so that what is generated anew after a resume has a new identity.
+        """
+        self.balance = TokenBalance()
+        self._prompts = prompts
+        self._padding = padding
+        self._group_size = group_size
+        self._max_new_tokens = max_new_tokens
+        self._attempt = attempt
+        self._trajectories: dict[str, Trajectory] = {}
+        self._rewards: dict[str, Reward] = {}
+        self._training: dict[int, int] = {}
+
+    def __contains__(self, trajectory_id: object) -> bool:
+        return trajectory_id in self._trajectories
+
+    def draw(self, count: int, *, padding: bool = False) -> tuple[tuple[DrawnGroup, ...], bool]:
+        """Create up to `count` groups. The flag says that the source is exhausted."""
+        groups: list[DrawnGroup] = []
+        source = self._padding if padding else self._prompts
+        for epoch, index, prompt in source:
+            groups.append(self._create(f"e{epoch}-p{index}-a{self._attempt}", prompt))
+            if len(groups) == count:
+                return tuple(groups), False
+        return tuple(groups), True
+
+    def _create(self, group_id: str, prompt: Prompt) -> DrawnGroup:
+        members = tuple(f"{group_id}-m{member}" for member in range(self._group_size))
+        for member, trajectory_id in enumerate(members):
+            self._trajectories[trajectory_id] = Trajectory(
+                trajectory_id=trajectory_id,
+                group_id=group_id,
+                member=member,
+                prompt=prompt,
+                max_new_tokens=self._max_new_tokens,
+            )
+        return DrawnGroup(group_id=group_id, members=members, prompt_length=len(prompt.tokens))
+
+    def get(self, trajectory_id: str) -> Trajectory:
+        """Payload of a living trajectory; KeyError when it is gone."""
+        return self._trajectories[trajectory_id]
+
+    def lengths(self, trajectory_ids: Iterable[str]) -> tuple[tuple[str, int], ...]:
+        """Length of each of these that is alive, in tokens, prompt included."""
+        return tuple((t, self._trajectories[t].length) for t in trajectory_ids if t in self._trajectories)
+
+    def absorb(self, deltas: Sequence[Delta]) -> None:
+        """Add what instances generated. Tokens of a trajectory released meanwhile are aborted ones."""
+        for delta in deltas:
+            tokens = len(delta.segment.tokens)
+            self.balance.generated += tokens
+            known = self._trajectories.get(delta.trajectory_id)
+            if known is None:
+                self.balance.drop(tokens, "aborted")
+                continue
+            self._trajectories[known.trajectory_id] = known.extended(delta.segment).finished(
+                delta.finish_reason
+            )
+
+    def answer(self, trajectory_id: str, answer: Given | Waiting | Done) -> Trajectory:
+        """Apply what the environment said; returns the trajectory as it is now."""
+        changed = after_turn(self._trajectories[trajectory_id], answer)
+        self._trajectories[trajectory_id] = changed
+        return changed
+
+    def give_up(self, trajectory_id: str) -> None:
+        """Mark a trajectory as failed."""
+        self._trajectories[trajectory_id] = self._trajectories[trajectory_id].finished(FinishReason.FAILED)
+
+    def set_reward(self, trajectory_id: str, reward: Reward) -> None:
+        """Keep the verifier's answer."""
+        self._rewards[trajectory_id] = reward
+
+    def batch(self, step: int, groups: Sequence[tuple[str, Sequence[str]]], final: bool) -> TrainBatch:
+        """Take the payload of consumed groups out, for the trainer."""
+        taken = tuple(tuple(self._take(t) for t in members) for _, members in groups)
+        self._training[step] = sum(generated_tokens(s.trajectory) for group in taken for s in group)
+        return TrainBatch(step=step, groups=taken, final=final)
+
+    def trained(self, step: int) -> None:
+        """The batch of `step` has been trained on."""
+        self.balance.trained += self._training.pop(step)
+
+    def discard(self, trajectory_ids: Sequence[str], reason: str) -> list[Trajectory]:
+        """Drop released trajectories; returns their payload as it was."""
+        dropped: list[Trajectory] = []
+        for trajectory_id in trajectory_ids:
+            trajectory = self._trajectories.pop(trajectory_id)
+            self._rewards.pop(trajectory_id, None)
+            self.balance.drop(generated_tokens(trajectory), reason)
+            dropped.append(trajectory)
+        return dropped
+
+    def rewards(self, trajectory_ids: Sequence[str]) -> Mapping[str, Reward]:
+        """Rewards known of these trajectories."""
+        return {t: self._rewards[t] for t in trajectory_ids if t in self._rewards}
+
+    def _take(self, trajectory_id: str) -> ScoredTrajectory:
+        return ScoredTrajectory(
+            trajectory=self._trajectories.pop(trajectory_id), reward=self._rewards.pop(trajectory_id)
+        )
+
+
+def generated_tokens(trajectory: Trajectory) -> int:
+    """Tokens that weights generated, given ones left out."""
+    return sum(len(s.tokens) for s in trajectory.segments if s.generated)
