@@ -127,7 +127,8 @@ class Supervisor:
             self._queue.extend(self._incoming)
             self._incoming.clear()
         for worker in self._workers:
-            if self._queue and worker.ready and not worker.assigned:
+            # One that ended while idle is replaced below; no item is to be blamed for it.
+            if self._queue and worker.ready and not worker.assigned and not worker.has_exited():
                 share = math.ceil(len(self._queue) / len(self._workers))
                 size = min(max(1, int(_BATCH_SECONDS / self._mean_s)), _BATCH_LIMIT, share)
                 worker.assign([self._queue.popleft() for _ in range(size)])

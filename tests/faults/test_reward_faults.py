@@ -29,7 +29,7 @@ def _hostile_module(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def pool() -> Iterator[RewardPool]:
     with RewardPool(
-        "hostile_verifiers.score", workers=2, timeout_s=LIMIT_S, memory_mb=256, on_failure="mask"
+        "hostile_verifiers.score", workers=2, timeout_s=LIMIT_S, memory_mb=64, on_failure="mask"
     ) as pool:
         yield pool
 
@@ -123,7 +123,7 @@ def test_the_processes_that_a_verifier_forks_die_with_its_request(
     tmp_path: Path, fault: str, status: str
 ) -> None:
     """F24: whether it hangs or returns, also those in a session of their own."""
-    with RewardPool("hostile_verifiers.score", timeout_s=3.0) as pool:
+    with RewardPool("hostile_verifiers.score", timeout_s=5.0) as pool:
         pool.submit([request("bomb", fault, str(tmp_path))])
         assert [reward.status for _, reward in collect(pool, 1)] == [status]
         forked = [int(entry.name) for entry in tmp_path.iterdir()]
