@@ -16,6 +16,7 @@ from staleflow.reporting.svg import colour, new_figure, run_colour, to_svg
 HALF = (5.0, 2.5)
 """Inches of a figure that takes half the page's width."""
 FULL_WIDTH = 10.2
+"""Inches of a figure that takes all of it."""
 SMOOTH_FROM = 30
 """With fewer points than this, the points themselves are the curve."""
 
@@ -113,7 +114,8 @@ def response_lengths(runs: Sequence[RunData]) -> str | None:
         counts = Counter(t.tokens // step for t in run.trained)
         shares = [counts[i] / len(run.trained) for i in range(len(edges) - 1)]
         axis.stairs(shares, edges, color=run_colour(index), linewidth=1.4)
-        axis.stairs(shares, edges, color=run_colour(index), alpha=0.12, fill=True)
+        if len(runs) == 1:
+            axis.stairs(shares, edges, color=run_colour(index), alpha=0.12, fill=True)
         median = sorted(t.tokens for t in run.trained)[len(run.trained) // 2]
         axis.axvline(median, color=run_colour(index), linestyle=":", linewidth=1.0)
     axis.set_xlim(0, edges[-1])

@@ -126,7 +126,7 @@ def bottleneck(numbers: Headline) -> str:
         return "bottleneck unknown: the run has no samples of both the trainer's and the instances' waiting"
     trainer, instances = f"the trainer waited {waiting:.0%} of the time", f"the instances idled {idle:.0%}"
     if min(waiting, idle) >= TAKING_TURNS:
-        return f"taking turns: {trainer} and {instances}; neither side works while the other does"
+        return f"taking turns: {trainer} and {instances}, so each side stood waiting for the other"
     if max(waiting, idle) < WORTH_NAMING:
         return f"balanced: {trainer} and {instances}"
     if waiting >= idle:

@@ -74,7 +74,7 @@ def _stats(run: RunData, n: Headline) -> str:
         (str(n.steps), "steps", planned),
         (clock(n.seconds), "wall time", ""),
         (whole(n.tokens_per_s), "trained tokens/s", ""),
-        ("–" if n.staleness_max is None else str(n.staleness_max), f"maximum staleness, {bound}", mean),
+        ("–" if n.staleness_max is None else str(n.staleness_max), f"max staleness, {bound}", mean),
         (accuracy_text(n), "sampled accuracy", "" if change is None else f"{100 * change:+.1f} points"),
     )
     cards = "".join(
@@ -100,8 +100,12 @@ def _comparison(runs: Sequence[RunData], numbers: Sequence[Headline]) -> str:
 
 def _learning(runs: Sequence[RunData]) -> str:
     cards = (
-        _card("Held-out accuracy by weight version", figures.accuracy(runs, over_time=False), "Solid: sampled; dotted: greedy." if len(runs) == 1 else "Sampled."),
-        _card("Held-out accuracy over wall time", figures.accuracy(runs, over_time=True)),
+        _card(
+            "Sampled held-out accuracy by weight version",
+            figures.accuracy(runs, over_time=False),
+            "Dotted: greedy." if len(runs) == 1 else "",
+        ),
+        _card("Sampled held-out accuracy over wall time", figures.accuracy(runs, over_time=True)),
         _card("Reward of the trained batch", figures.reward(runs)),
         _card("Response length", figures.response_lengths(runs)),
         _card("Training signals", figures.signals(runs), wide=True),
@@ -170,7 +174,7 @@ def _config(runs: Sequence[RunData]) -> str:
     for i, run in enumerate(runs):
         chip = _chip(i) if len(runs) > 1 else ""
         text = escape(run.config_text) or "no config.yaml"
-        parts.append(f"<details><summary>{chip}Config{_of(run, runs)}</summary><pre>{text}</pre></details>")
+        parts.append(f"<details><summary>{chip}Config{escape(_of(run, runs))}</summary><pre>{text}</pre></details>")
     return f"<h2>Config</h2>{''.join(parts)}"
 
 
@@ -185,7 +189,7 @@ def _events(runs: Sequence[RunData]) -> str:
             for event in run.events[-EVENTS_SHOWN:]
         )
         chip = _chip(i) if len(runs) > 1 else ""
-        parts.append(f"<details><summary>{chip}{len(run.events)} events{_of(run, runs)}</summary><table>{lines}</table></details>")
+        parts.append(f"<details><summary>{chip}{len(run.events)} events{escape(_of(run, runs))}</summary><table>{lines}</table></details>")
     return f"<h2>Events</h2>{''.join(parts)}" if parts else ""
 
 

@@ -65,8 +65,8 @@ def _load(run_folders: Sequence[Path]) -> list[RunData]:
 
 
 def _side_by_side(runs: Sequence[RunData], numbers: Sequence[Headline]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 0, 0, 1))
+    table.add_column("", no_wrap=True)
     for run in runs:
         table.add_column(Text(run.name, "bold"), justify="right", overflow="fold")
     columns = [_cells(runs, numbers, i) for i in range(len(runs))]

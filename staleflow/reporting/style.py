@@ -27,8 +27,8 @@ h3{{font-size:13.5px;margin:0 0 8px;font-weight:600}}
 .card{{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:14px 16px;min-width:0}}
 .grid{{display:grid;gap:14px;grid-template-columns:repeat(2,minmax(0,1fr))}}
 .wide{{grid-column:1/-1}}
-.stats{{display:grid;gap:12px;grid-template-columns:repeat(auto-fit,minmax(158px,1fr));margin:18px 0}}
-.stat b{{display:block;font-size:23px;font-weight:650;letter-spacing:-.02em;line-height:1.25;font-variant-numeric:tabular-nums}}
+.stats{{display:grid;gap:12px;grid-template-columns:repeat(auto-fit,minmax(172px,1fr));margin:18px 0}}
+.stat b{{display:block;white-space:nowrap;font-size:20px;font-weight:650;letter-spacing:-.02em;line-height:1.25;font-variant-numeric:tabular-nums}}
 .stat>span{{color:var(--muted);font-size:12.5px}} .stat small{{color:var(--muted);font-size:12.5px;display:block}}
 .verdict{{margin-top:6px}}
 .scroll{{overflow-x:auto}}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from staleflow.reporting.headline import Headline
 
 COLUMNS = (
-    "policy", "η", "steps", "wall time", "trained tok/s", "staleness mean", "max",
+    "policy", "η", "steps", "wall time", "trained tok/s", "staleness mean", "staleness max",
     "sampled accuracy", "trainer waited", "instances idle",
 )  # fmt: skip
 
