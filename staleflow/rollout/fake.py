@@ -59,6 +59,8 @@ class StepWork:
     """Tokens whose KV was built since the last step: admissions, and rebuilds after a pull."""
 
 
+EIGHT_TOKENS = fixed(8)
+
 StepCost = Callable[[StepWork], float]
 """Seconds that a step takes."""
 
@@ -98,7 +100,7 @@ class FakeEngine(BatchingEngine):
         max_running: int = 256,
         version: int = 0,
         vocab_size: int = 16,
-        lengths: Lengths = fixed(8),
+        lengths: Lengths = EIGHT_TOKENS,
         seconds_per_step: float | StepCost = 0.0,
         spend: Callable[[float], object] | None = None,
         script: FakeScript = FakeScript(),

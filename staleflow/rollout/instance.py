@@ -190,7 +190,9 @@ class RolloutInstance:
         try:
             with self._subscriber.lease() as lease:
                 if lease.version < command.version:
-                    raise TransportError(f"the newest version there is {lease.version}, not {command.version}")
+                    raise TransportError(
+                        f"the newest version there is {lease.version}, not {command.version}"
+                    )
                 # An earlier pull may have brought more than it was asked for.
                 if lease.version > before:
                     self._engine.load_weights(lease.tensors, lease.version, self._on_pull)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PreTrainedConfig, Qwen2Config
 
 from staleflow.data.trajectory import Prompt, Trajectory
 from staleflow.rollout.batching import BatchingEngine
@@ -20,43 +20,36 @@ VOCAB = 19
 torch.set_num_threads(1)
 
 
-def llama(seed: int) -> torch.nn.Module:
+def llama() -> PreTrainedConfig:
     """Grouped-query attention, untied embeddings."""
-    torch.manual_seed(seed)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=VOCAB,
-            hidden_size=16,
-            intermediate_size=24,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=128,
-            initializer_range=0.5,
-        )
+    return LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        initializer_range=0.5,
     )
 
 
-def gpt2(seed: int) -> torch.nn.Module:
+def gpt2() -> PreTrainedConfig:
     """Learned absolute positions, tied embeddings."""
-    torch.manual_seed(seed)
-    return GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=VOCAB,
-            n_embd=16,
-            n_layer=2,
-            n_head=2,
-            n_positions=128,
-            initializer_range=0.5,
-            bos_token_id=0,
-            eos_token_id=0,
-        )
+    return GPT2Config(
+        vocab_size=VOCAB,
+        n_embd=16,
+        n_layer=2,
+        n_head=2,
+        n_positions=128,
+        initializer_range=0.5,
+        bos_token_id=0,
+        eos_token_id=0,
     )
 
 
-def qwen2(seed: int) -> torch.nn.Module:
+def qwen2() -> PreTrainedConfig:
     """Biased projections, tied embeddings, eager attention."""
-    torch.manual_seed(seed)
     config = Qwen2Config(
         vocab_size=VOCAB,
         hidden_size=16,
@@ -67,9 +60,9 @@ def qwen2(seed: int) -> torch.nn.Module:
         max_position_embeddings=128,
         tie_word_embeddings=True,
         initializer_range=0.5,
-        attn_implementation="eager",
     )
-    return Qwen2ForCausalLM(config)
+    config._attn_implementation = "eager"
+    return config
 
 
 MODELS = {"llama": llama, "gpt2": gpt2, "qwen2": qwen2}
@@ -78,7 +71,15 @@ MODELS = {"llama": llama, "gpt2": gpt2, "qwen2": qwen2}
 @pytest.fixture
 def new_model() -> Callable[..., torch.nn.Module]:
     """Build a model: `new_model(family="llama", seed=0)`."""
-    return lambda family="llama", seed=0: MODELS[family](seed)
+
+    def build(family: str = "llama", seed: int = 0) -> torch.nn.Module:
+        torch.manual_seed(seed)
+        config = MODELS[family]()
+        model: torch.nn.Module = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+        assert model.config._attn_implementation == ("eager" if family == "qwen2" else "sdpa")
+        return model.eval()
+
+    return build
 
 
 @pytest.fixture
@@ -86,15 +87,15 @@ def new_trajectory() -> Callable[..., Trajectory]:
     """Build a trajectory: id, and prompt of random tokens or of those given."""
 
     def build(
-        name: str, prompt: int | Sequence[int] = 5, max_new_tokens: int = 12, group: str = "e0-p0-a0"
+        name: str, prompt: int | list[int] = 5, max_new_tokens: int = 12, group: str = "e0-p0-a0"
     ) -> Trajectory:
-        if isinstance(prompt, int):
-            prompt = np.random.default_rng(prompt).integers(0, VOCAB, prompt).tolist()
+        drawn = np.random.default_rng(0).integers(0, VOCAB, prompt if isinstance(prompt, int) else 0)
+        tokens = drawn.tolist() if isinstance(prompt, int) else prompt
         return Trajectory(
             trajectory_id=name,
             group_id=group,
             member=0,
-            prompt=Prompt(prompt_id="0", tokens=tuple(prompt), text="", answer=None),
+            prompt=Prompt(prompt_id="0", tokens=tuple(tokens), text="", answer=None),
             max_new_tokens=max_new_tokens,
         )
 

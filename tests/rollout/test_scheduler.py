@@ -51,7 +51,9 @@ def test_max_running_bounds_the_batch(new_trajectory: New) -> None:
     assert ids(s.schedule()) == (["a", "b"], [])
 
 
-def test_when_decode_would_exceed_the_cache_the_youngest_gives_way_and_returns_first(new_trajectory: New) -> None:
+def test_when_decode_would_exceed_the_cache_the_youngest_gives_way_and_returns_first(
+    new_trajectory: New,
+) -> None:
     s = scheduler(capacity=14)
     for name in "abc":
         s.add(new_trajectory(name, 5))

@@ -166,9 +166,7 @@ def _checked(model: Any, sampling: SamplingParams) -> SamplingParams:
     # The explicit mask would silently give such layers full attention.
     window = getattr(config, "sliding_window", None)
     if window is not None and window < length:
-        raise EngineError(
-            f"the torch engine has no sliding window ({window}); set max_model_len to at most that"
-        )
+        raise EngineError(f"the model attends to {window} tokens only; set max_model_len to at most that")
     unlike = sorted(set(getattr(config, "layer_types", None) or []) - {"full_attention", "sliding_attention"})
     if unlike:
         raise EngineError(f"the torch engine decodes full attention only; this model has {', '.join(unlike)}")

@@ -30,9 +30,7 @@ def copy_into(model: torch.nn.Module, tensors: Mapping[str, NDArray[Any]]) -> No
         _check_array(name, array, targets[name])
         twin = copied.setdefault(_storage(targets[name]), name)
         if twin != name and not np.array_equal(array, tensors[twin]):
-            raise EngineError(
-                f"{name} and {twin} are one tied weight in the model but came with different values"
-            )
+            raise EngineError(f"{name} and {twin} are one tied weight here but came with different values")
     with torch.no_grad():
         for name in copied.values():
             _copy(targets[name], tensors[name])

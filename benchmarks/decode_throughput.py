@@ -1,0 +1,127 @@
+"""Decode throughput of the torch engine, beside `transformers.generate` on the same model and prompts.
+
+    OMP_NUM_THREADS=1 python benchmarks/decode_throughput.py [--batches 1 16 32] [--tokens 96] [--rounds 2]
+
+Both sample at temperature 1 and return the log-prob of each token; every response takes exactly `--tokens`
+tokens, the case that suits `generate` best. `mixed` has responses of 1/4 to 7/4 of that, where rows leave
+as they finish while `generate` decodes its whole batch to the longest; only wanted tokens are counted.
+Rates are per second of processor time of the one thread, best of the rounds: on a shared machine the wall
+clock mostly measures the neighbours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from staleflow.data.trajectory import Prompt, Trajectory
+from staleflow.rollout.engine import SamplingParams
+from staleflow.rollout.torch import TorchEngine
+
+VOCAB, PROMPT_LEN, POSITIONS = 16, 16, 1024
+
+
+def tiny_llama(layers: int = 3, hidden: int = 64) -> Any:
+    """A random model of the size that the built-in task trains."""
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+        LlamaConfig(
+            vocab_size=VOCAB,
+            hidden_size=hidden,
+            intermediate_size=hidden * 8 // 3,
+            num_hidden_layers=layers,
+            num_attention_heads=4,
+            num_key_value_heads=4,
+            max_position_embeddings=POSITIONS,
+        )
+    ).eval()
+
+
+def run_engine(model: Any, prompts: np.ndarray, budgets: list[int]) -> int:
+    """Generate with the torch engine; returns the tokens generated."""
+    engine = TorchEngine(
+        model,
+        sampling=SamplingParams(max_model_len=POSITIONS),
+        seed=0,
+        kv_capacity_tokens=len(prompts) * POSITIONS,
+        max_running=len(prompts),
+    )
+    for i, (tokens, budget) in enumerate(zip(prompts.tolist(), budgets, strict=True)):
+        prompt = Prompt(prompt_id=str(i), tokens=tuple(tokens), text="", answer=None)
+        engine.add(
+            Trajectory(
+                trajectory_id=f"e0-p{i}-a0-m0",
+                group_id=f"e0-p{i}-a0",
+                member=0,
+                prompt=prompt,
+                max_new_tokens=budget,
+            )
+        )
+    while engine.load().running + engine.load().waiting:
+        engine.step()
+    return engine.load().generated_tokens
+
+
+def run_generate(model: Any, prompts: np.ndarray, budgets: list[int]) -> int:
+    """Generate with transformers; returns the tokens that were wanted."""
+    inputs = torch.from_numpy(prompts)
+    with torch.inference_mode():
+        result = model.generate(
+            inputs,
+            attention_mask=torch.ones_like(inputs),
+            do_sample=True,
+            top_k=0,
+            min_new_tokens=max(budgets),
+            max_new_tokens=max(budgets),
+            pad_token_id=0,
+            eos_token_id=None,
+            return_dict_in_generate=True,
+            output_scores=True,
+        )
+        model.compute_transition_scores(result.sequences, result.scores, normalize_logits=True)
+    return sum(budgets)
+
+
+def tokens_per_second(run: Callable[[], int], rounds: int) -> float:
+    """Best of `rounds`, after one to warm up."""
+    run()
+    best = 0.0
+    for _ in range(rounds):
+        started = time.process_time()
+        best = max(best, run() / (time.process_time() - started))
+    return best
+
+
+def main() -> None:
+    """Print one row for each batch size and mix of lengths."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 16, 32])
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--rounds", type=int, default=2)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    model = tiny_llama()
+    parameters = sum(p.numel() for p in model.parameters())
+    print(
+        f"{parameters:,} parameters, one thread, {options.tokens} tokens a response on average, per CPU second\n"
+    )
+    print(f"{'batch':>5} {'lengths':>8} {'engine tok/s':>13} {'generate tok/s':>15} {'ratio':>6}")
+    for batch in options.batches:
+        prompts = np.random.default_rng(0).integers(0, VOCAB, (batch, PROMPT_LEN))
+        equal = [options.tokens] * batch
+        mixed = np.linspace(options.tokens // 4, options.tokens * 7 // 4, batch).astype(int).tolist()
+        for name, budgets in (("equal", equal), ("mixed", mixed))[: 2 if batch > 1 else 1]:
+            ours = tokens_per_second(partial(run_engine, model, prompts, budgets), options.rounds)
+            theirs = tokens_per_second(partial(run_generate, model, prompts, budgets), options.rounds)
+            print(f"{batch:>5} {name:>8} {ours:>13,.0f} {theirs:>15,.0f} {ours / theirs:>6.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
