@@ -1,4 +1,7 @@
-"""Figures that compare runs: one colour a run, the same everywhere. Each returns an `<svg>`, or None without data."""
+"""Figures that compare runs: one colour a run, the same everywhere.
+
+Each function returns an `<svg>` element, or None where no run has the data.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,13 @@ SIGNALS = (
     ("rollout/response_len_mean", "mean response length"),
 )
 TIMING_ORDER = ("wait_for_batch", "update", "push", "pull", "reward", "save")
-FATE_COLOURS = {"trained": "ok", "filtered": "warn", "aborted": "bad", "discarded": "part3", "in_flight": "busy"}
+FATE_COLOURS = {
+    "trained": "ok",
+    "filtered": "warn",
+    "aborted": "bad",
+    "discarded": "part3",
+    "in_flight": "busy",
+}
 
 
 def accuracy(runs: Sequence[RunData], *, over_time: bool) -> str | None:
@@ -44,7 +53,9 @@ def accuracy(runs: Sequence[RunData], *, over_time: bool) -> str | None:
     drawn, alone = False, len(runs) == 1 and not over_time
     for index, run in enumerate(runs):
         sampled = accuracy_name(run)
-        greedy = sorted({k for row in run.evals for k in row if k.endswith("_greedy/avg@1")})[:1] if alone else []
+        greedy = (
+            sorted({k for row in run.evals for k in row if k.endswith("_greedy/avg@1")})[:1] if alone else []
+        )
         for name, style, width in ((sampled, "-", 1.7), *((g, ":", 1.1) for g in greedy)):
             xs, ys = series(run.evals, x, name) if name else ([], [])
             xs = [value / 60 for value in xs] if over_time else xs
@@ -91,7 +102,7 @@ def staleness(runs: Sequence[RunData]) -> str | None:
             axis.axvline(bound + 0.46, color=run_colour(index), linestyle="--", linewidth=1.0)
         reach = max(reach, max(lags), bound or 0)
     axis.set_xlim(min(-0.6, min(t.staleness for _, r in runs_with for t in r.trained) - 0.6), reach + 0.6)
-    axis.set_xlabel("staleness: step − oldest version (dashed: η)")
+    axis.set_xlabel("staleness: step minus oldest version (dashed: η)")
     axis.set_ylabel("share of trajectories")
     axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axis.grid(axis="x", visible=False)
@@ -141,7 +152,11 @@ def token_fates(runs: Sequence[RunData]) -> str | None:
     if not any(balance and balance.generated for balance in balances):
         return None
     rows = [
-        (fate, FATE_COLOURS[fate], [b.fates[fate] / b.generated if b and b.generated else 0.0 for b in balances])
+        (
+            fate,
+            FATE_COLOURS[fate],
+            [b.fates[fate] / b.generated if b and b.generated else 0.0 for b in balances],
+        )
         for fate in TOKEN_FATES
     ]
     return _stacked(runs, rows, "tokens", "share of generated tokens", percent=True, width=FULL_WIDTH)

@@ -8,6 +8,9 @@ from typing import Any
 
 from staleflow.reporting.load import RunData, Values, series
 
+ABSENT = "–"  # noqa: RUF001
+"""What stands where nothing was measured or set."""
+
 TOKEN_FATES = ("trained", "filtered", "aborted", "discarded", "in_flight")
 """Where a generated token can be; they sum to `generated`."""
 
@@ -63,7 +66,9 @@ def headline(run: RunData) -> Headline:
     tokens = _tokens(run)
     trained = tokens.fates["trained"] if tokens else sum(t.tokens for t in run.trained)
     accuracy_key = accuracy_name(run)
-    versions, accuracies = series(run.evals, "eval/weight_version", accuracy_key) if accuracy_key else ([], [])
+    versions, accuracies = (
+        series(run.evals, "eval/weight_version", accuracy_key) if accuracy_key else ([], [])
+    )
     mean, worst = _staleness(run)
     planned = _at(run.config, "run", "steps")
     return Headline(
@@ -104,7 +109,9 @@ def instance_names(run: RunData) -> list[str]:
 def idle_share(run: RunData, instance: str | None = None) -> float | None:
     """Share of samples with nothing running, of one instance or of all of them; None without samples."""
     names = instance_names(run) if instance is None else [instance]
-    running = [row[f"instance/{n}/running"] for row in run.instances for n in names if f"instance/{n}/running" in row]
+    running = [
+        row[f"instance/{n}/running"] for row in run.instances for n in names if f"instance/{n}/running" in row
+    ]
     return sum(1 for r in running if r == 0) / len(running) if running else None
 
 
@@ -135,18 +142,14 @@ def bottleneck(numbers: Headline) -> str:
 
 
 def config_differences(runs: Sequence[RunData]) -> dict[str, list[str]]:
-    """Return the dotted keys whose values differ between runs, each with one text a run (`–` for absent).
+    """Return the dotted keys whose values differ between runs, each with one text a run.
 
-    The names of the runs, which always differ, are left out.
+    The names of the runs, which always differ, are left out; ABSENT stands where a key is not set.
     """
     flat = [_flatten(run.config) for run in runs]
     keys = sorted({key for values in flat for key in values})
-    table = {key: [values.get(key, "–") for values in flat] for key in keys}
-    return {
-        key: values
-        for key, values in table.items()
-        if len(set(values)) > 1 and key != "run.name"
-    }
+    table = {key: [values.get(key, ABSENT) for values in flat] for key in keys}
+    return {key: values for key, values in table.items() if len(set(values)) > 1 and key != "run.name"}
 
 
 def _wall_seconds(run: RunData) -> float | None:
@@ -155,7 +158,9 @@ def _wall_seconds(run: RunData) -> float | None:
 
 
 def _tokens(run: RunData) -> TokenBalance | None:
-    source: Values = run.summary if "tokens/generated" in run.summary else (run.train[-1] if run.train else {})
+    source: Values = (
+        run.summary if "tokens/generated" in run.summary else (run.train[-1] if run.train else {})
+    )
     if "tokens/generated" not in source:
         return None
     return TokenBalance(

@@ -140,7 +140,11 @@ class _Rows:
         if not isinstance(seconds, int | float):
             return
         # Rows of one attempt may be a moment out of order; a new attempt falls back to about zero.
-        if begins and seconds + self._offset < self._last - 1.0 and seconds < 0.5 * (self._last - self._offset):
+        if (
+            begins
+            and seconds + self._offset < self._last - 1.0
+            and seconds < 0.5 * (self._last - self._offset)
+        ):
             self._offset = self._last
         values["run/seconds"] = seconds + self._offset
         self._last = max(self._last, seconds + self._offset)

@@ -33,7 +33,9 @@ def write_report(run_folders: Sequence[Path], output: Path) -> None:
         aside.write_text(text, encoding="utf-8")
         os.replace(aside, output)
     except OSError as error:
-        raise RunFolderError(f"cannot write the report {output}: {error.strerror}; choose another file") from error
+        raise RunFolderError(
+            f"cannot write the report {output}: {error.strerror}; choose another file"
+        ) from error
 
 
 def summary_renderable(run_folders: Sequence[Path]) -> RenderableType:
@@ -54,7 +56,9 @@ def summary_renderable(run_folders: Sequence[Path]) -> RenderableType:
 def terminal_summary(run_folders: Sequence[Path], *, width: int = 100) -> str:
     """Return the same as plain text of at most `width` columns."""
     target = io.StringIO()
-    Console(file=target, width=width, color_system=None, highlight=False).print(summary_renderable(run_folders))
+    Console(file=target, width=width, color_system=None, highlight=False).print(
+        summary_renderable(run_folders)
+    )
     return "\n".join(line.rstrip() for line in target.getvalue().splitlines()).strip("\n") + "\n"
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -26,7 +27,7 @@ _NAMES = (
 )  # fmt: skip
 _STAND_INS = {name: f"#0a01{i:02x}" for i, name in enumerate(_NAMES)}
 
-_STYLE = {
+_STYLE: Any = {  # any: matplotlib types the keys as a closed set of literals
     "svg.fonttype": "none",
     "font.family": "DejaVu Sans",
     "font.size": 8.0,

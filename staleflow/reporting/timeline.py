@@ -1,4 +1,4 @@
-"""Figures of one run over its own time: what each instance and the trainer did, and how full the buffers were."""
+"""Figures of one run over its own time: what the instances and the trainer did, how full the buffers were."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def instances(run: RunData, index: int) -> str | None:
     names = instance_names(run)
     if not names:
         return None
-    names = sorted(names, key=lambda name: -(idle_share(run, name) or 0.0))[:MAX_TRACKS] if len(names) > MAX_TRACKS else names
+    if len(names) > MAX_TRACKS:
+        names = sorted(names, key=lambda name: -(idle_share(run, name) or 0.0))[:MAX_TRACKS]
     rows = _thin(run.instances)
     tracks = len(names) + 1
     height = max(0.24, min(0.4, 5.0 / tracks))
@@ -36,7 +37,9 @@ def instances(run: RunData, index: int) -> str | None:
         _versions(bottom, rows, name)
     _trainer(top, rows, len(names))
     xs, versions = series(run.train, "run/seconds", "train/step")
-    bottom.step([x / 60 for x in xs], [v + 1 for v in versions], where="post", color=colour("ink"), linewidth=1.2)
+    bottom.step(
+        [x / 60 for x in xs], [v + 1 for v in versions], where="post", color=colour("ink"), linewidth=1.2
+    )
     labels = [f"{name} · idle {idle_share(run, name) or 0.0:.0%}" for name in names]
     top.set_yticks([p + 0.4 for p in range(tracks)], [*labels, "trainer"])
     top.set_ylim(tracks, -0.15)
@@ -80,7 +83,9 @@ def _track(axis: Axes, rows: Sequence[Values], name: str, place: int, most: floa
     xs = [row["run/seconds"] / 60 for row in here]
     tops = [place + 0.8 - 0.8 * row[f"instance/{name}/running"] / most for row in here]
     axis.axhspan(place, place + 0.8, color=colour("line"), alpha=0.45, linewidth=0)
-    axis.fill_between(xs, [place + 0.8] * len(xs), tops, step="post", color=run_colour(index), alpha=0.75, linewidth=0)
+    axis.fill_between(
+        xs, [place + 0.8] * len(xs), tops, step="post", color=run_colour(index), alpha=0.75, linewidth=0
+    )
     versions = [row.get(f"instance/{name}/version") for row in here]
     pulls = [x for x, now, before in zip(xs[1:], versions[1:], versions, strict=False) if now != before]
     axis.vlines(pulls, place, place + 0.8, color=colour("ink"), linewidth=0.6, alpha=0.6)
@@ -107,7 +112,11 @@ def _capacity(run: RunData, offsets: Sequence[int]) -> float:
     if isinstance(data, dict) and isinstance(data.get("batch_size"), int) and data["batch_size"] > 0:
         return float(data["batch_size"])
     fullest = max(
-        (row.get(f"buffer/{o}/occupied", 0) + row.get(f"buffer/{o}/reserved", 0) for row in run.train for o in offsets),
+        (
+            row.get(f"buffer/{o}/occupied", 0) + row.get(f"buffer/{o}/reserved", 0)
+            for row in run.train
+            for o in offsets
+        ),
         default=1,
     )
     return float(fullest) or 1.0

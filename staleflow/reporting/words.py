@@ -1,10 +1,10 @@
-"""Numbers as words, the same on the page and on the terminal. What was not measured is `–`."""
+"""Numbers as words, the same on the page and on the terminal. What was not measured is ABSENT."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from staleflow.reporting.headline import Headline
+from staleflow.reporting.headline import ABSENT, Headline
 
 COLUMNS = (
     "policy", "η", "steps", "wall time", "trained tok/s", "staleness mean", "staleness max",
@@ -15,16 +15,16 @@ COLUMNS = (
 def cells(n: Headline) -> list[str]:
     """Return one text per name in COLUMNS."""
     return [
-        n.policy or "–",
-        "–" if n.bound is None else str(n.bound),
+        n.policy or ABSENT,
+        ABSENT if n.bound is None else str(n.bound),
         str(n.steps),
         clock(n.seconds),
         whole(n.tokens_per_s),
-        "–" if n.staleness_mean is None else f"{n.staleness_mean:.2f}",
-        "–" if n.staleness_max is None else str(n.staleness_max),
+        ABSENT if n.staleness_mean is None else f"{n.staleness_mean:.2f}",
+        ABSENT if n.staleness_max is None else str(n.staleness_max),
         accuracy_text(n),
-        "–" if n.trainer_waiting is None else f"{n.trainer_waiting:.0%}",
-        "–" if n.instances_idle is None else f"{n.instances_idle:.0%}",
+        share(n.trainer_waiting),
+        share(n.instances_idle),
     ]
 
 
@@ -44,7 +44,7 @@ def best_of(numbers: Sequence[Headline]) -> dict[str, int]:
 def accuracy_text(n: Headline) -> str:
     """Return `0.53 → 0.70`, or the one value there is."""
     if n.first_accuracy is None or n.last_accuracy is None:
-        return "–"
+        return ABSENT
     if n.first_version == n.last_version:
         return f"{n.last_accuracy:.3f}"
     return f"{n.first_accuracy:.3f} → {n.last_accuracy:.3f}"
@@ -53,7 +53,7 @@ def accuracy_text(n: Headline) -> str:
 def clock(seconds: float | None) -> str:
     """Return `42 s`, `12:34` or `1:02:03`."""
     if seconds is None:
-        return "–"
+        return ABSENT
     if seconds < 60:
         return f"{seconds:.0f} s"
     rest = int(seconds)
@@ -64,5 +64,10 @@ def clock(seconds: float | None) -> str:
 def whole(value: float | None) -> str:
     """Return `1,234`, or `12.3` where the first digits would be lost."""
     if value is None:
-        return "–"
+        return ABSENT
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}"
+
+
+def share(value: float | None) -> str:
+    """Return `46%`."""
+    return ABSENT if value is None else f"{value:.0%}"

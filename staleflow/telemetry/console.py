@@ -186,7 +186,9 @@ def _train_line(row: Row, status: RunStatus | None) -> str:
     steps = f"/{status.steps}" if status is not None else ""
     parts = [f"step {v.get('train/step', '?')}{steps}"]
     if "staleness/max" in v:
-        parts.append(f"staleness {_number(v['staleness/max'], 0)} (mean {_number(v.get('staleness/mean', 0), 2)})")
+        parts.append(
+            f"staleness {_number(v['staleness/max'], 0)} (mean {_number(v.get('staleness/mean', 0), 2)})"
+        )
     for key, name, digits in (
         ("rollout/reward_mean", "reward", 3),
         ("train/loss", "loss", 4),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -22,7 +23,13 @@ MAX_INSTANCES = 12
 """Above this many instances, one summary line and the slowest few tell more than a table."""
 SLOWEST_SHOWN = 4
 SPARKS = "▁▂▃▄▅▆▇█"
-STATE_STYLES = {"decoding": "green", "idle": "dim", "pulling": "cyan", "starting": "yellow", "lost": "bold red"}
+STATE_STYLES = {
+    "decoding": "green",
+    "idle": "dim",
+    "pulling": "cyan",
+    "starting": "yellow",
+    "lost": "bold red",
+}
 TOKEN_STYLES = {
     "trained": "green",
     "in_flight": "cyan",
@@ -102,7 +109,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
         return ""
     if len(finite) > width:
         edges = [round(i * len(finite) / width) for i in range(width + 1)]
-        finite = [sum(finite[a:b]) / (b - a) for a, b in zip(edges, edges[1:], strict=False)]
+        finite = [sum(finite[a:b]) / (b - a) for a, b in pairwise(edges)]
     low, high = min(finite), max(finite)
     span = (high - low) or 1.0
     return "".join(SPARKS[min(7, int((v - low) / span * 8))] for v in finite)
@@ -131,7 +138,7 @@ def header(status: RunStatus, width: int, left: float | None) -> RenderableType:
         ("  elapsed ", "dim"),
         duration(status.seconds),
         ("  left ", "dim"),
-        "–" if left is None else duration(left),
+        "?" if left is None else duration(left),
     )
     progress = Text()
     room = max(4, width - len(label) - len(times))
@@ -174,7 +181,9 @@ def instances(status: RunStatus, width: int) -> Block:
         shown = sorted(busy, key=lambda i: i.tokens_per_s)[:SLOWEST_SHOWN]
     table = Table.grid(padding=(0, 1), expand=True)
     for name in ("instance", "", "KV", "", "run", "wait", "tok/s"):
-        table.add_column(Text(name, "dim"), justify="left" if name in ("instance", "KV") else "right", no_wrap=True)
+        table.add_column(
+            Text(name, "dim"), justify="left" if name in ("instance", "KV") else "right", no_wrap=True
+        )
     table.add_column(ratio=1, no_wrap=True)
     table.show_header = True
     kv_width = max(5, min(24, width - 48))
@@ -192,7 +201,11 @@ def instances(status: RunStatus, width: int) -> Block:
             Text(item.state, STATE_STYLES.get(item.state, "")),
         )
     body: RenderableType = table if status.instances else Text("none has joined yet", "dim")
-    title = f"rollout instances · slowest {len(shown)} of {len(status.instances)}" if many else "rollout instances"
+    title = (
+        f"rollout instances · slowest {len(shown)} of {len(status.instances)}"
+        if many
+        else "rollout instances"
+    )
     corner = Text.assemble((count(status.tokens_per_s), "bold"), (" tok/s", "dim"))
     if many:
         corner = Text(_tally(status.instances) + "  ", "dim").append_text(corner)
@@ -203,7 +216,7 @@ def _all_instances(instances: Sequence[InstanceStatus], kv_width: int) -> list[R
     n = len(instances)
     versions = [i.version for i in instances]
     kv = sum(i.kv_usage for i in instances) / n
-    spread = f"v{min(versions)}" if min(versions) == max(versions) else f"v{min(versions)}–{max(versions)}"
+    spread = f"v{min(versions)}" if min(versions) == max(versions) else f"v{min(versions)}-{max(versions)}"
     return [
         Text(f"all {n}", "bold"),
         Text(spread, "magenta"),
@@ -231,7 +244,7 @@ def learning(status: RunStatus, width: int) -> Block:
         table.add_row(
             Text("reward", "dim"),
             Text(sparkline(status.reward_mean, room), "green"),
-            Text.assemble((f"{status.reward_mean[-1]:.3f}", "bold"), (f" {low:.2f}–{high:.2f}", "dim")),
+            Text.assemble((f"{status.reward_mean[-1]:.3f}", "bold"), (f" {low:.2f}..{high:.2f}", "dim")),
         )
     else:
         table.add_row(Text("reward", "dim"), Text("after the first step", "dim"), "")
@@ -281,7 +294,8 @@ def flow(status: RunStatus, width: int) -> Block:
         parts = [(name, status.tokens.get(name, 0)) for name in TOKEN_STYLES]
         shares = [(value / generated, "█", TOKEN_STYLES[name]) for name, value in parts if value]
         table.add_row(
-            Text("tokens", "dim"), Text.assemble((count(generated), "bold"), " ", bar(max(8, width - 22), *shares))
+            Text("tokens", "dim"),
+            Text.assemble((count(generated), "bold"), " ", bar(max(8, width - 22), *shares)),
         )
         legend = _token_legend(parts, generated, width - 9)
         table.add_row("", legend)

@@ -1,4 +1,4 @@
-"""Where rows go. A sink only ever appends: a row once written is never changed or overtaken by a later one."""
+"""Where rows go. A sink only ever appends: a row once written is never changed by a later one."""
 
 from __future__ import annotations
 

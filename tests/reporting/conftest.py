@@ -15,6 +15,12 @@ import yaml
 MakeRun = Callable[..., Path]
 
 
+@pytest.fixture(scope="session")
+def run_writer() -> MakeRun:
+    """The writer itself, for runs that a whole module shares."""
+    return write_run
+
+
 @pytest.fixture
 def make_run(tmp_path: Path) -> MakeRun:
     def make(name: str = "run", **changes: Any) -> Path:
@@ -28,7 +34,14 @@ def write_lines(path: Path, lines: list[dict[str, Any]]) -> None:
 
 
 def write_run(
-    folder: Path, *, bound: int = 1, steps: int = 40, instances: int = 2, batch: int = 4, group: int = 4, seed: int = 0
+    folder: Path,
+    *,
+    bound: int = 1,
+    steps: int = 40,
+    instances: int = 2,
+    batch: int = 4,
+    group: int = 4,
+    seed: int = 0,
 ) -> Path:
     """Write metrics.jsonl, ledger.jsonl and config.yaml of a finished run."""
     rng = random.Random(seed)
@@ -36,15 +49,29 @@ def write_run(
     step_s = 3.0 - 0.4 * min(bound, 3)
     rows: list[dict[str, Any]] = []
     records: list[dict[str, Any]] = [
-        {"kind": "start", "bound": bound, "batch_size": batch, "group_size": group, "last_batch": "train", "spare_limit": 0}
+        {
+            "kind": "start",
+            "bound": bound,
+            "batch_size": batch,
+            "group_size": group,
+            "last_batch": "train",
+            "spare_limit": 0,
+        }
     ]
     total = {"generated": 0, "trained": 0, "filtered": 0, "aborted": 0, "discarded": 0, "in_flight": 0}
     rows.append(
-        {"kind": "event", "time": 1e9, "run/seconds": 3.0, "event/name": "verifier killed", "event/text": "took > 5 s"}
+        {
+            "kind": "event",
+            "time": 1e9,
+            "run/seconds": 3.0,
+            "event/name": "verifier killed",
+            "event/text": "took > 5 s",
+        }
     )
     for step in range(steps):
         lags = sorted((min(step, bound, int(rng.expovariate(1.0))) for _ in range(batch)), reverse=True)
-        groups, trained = [], []
+        groups: list[dict[str, Any]] = []
+        trained: list[dict[str, Any]] = []
         for g, lag in enumerate(lags):
             group_id = f"e0-p{step * batch + g}-a0"
             members = []
@@ -71,27 +98,47 @@ def write_run(
             rows.append(_evaluation(step, end, bound, rng))
         rows.append(
             {
-                "kind": "train", "time": 1e9 + end, "train/step": step, "run/seconds": end,
-                "staleness/mean": sum(lags) / batch, "staleness/max": max(lags), "staleness/min": min(lags),
+                "kind": "train",
+                "time": 1e9 + end,
+                "train/step": step,
+                "run/seconds": end,
+                "staleness/mean": sum(lags) / batch,
+                "staleness/max": max(lags),
+                "staleness/min": min(lags),
                 "staleness/violations": 0,
-                **{f"buffer/{o}/occupied": max(0, batch - 2 * o - rng.randrange(2)) for o in range(bound + 1)},
+                **{
+                    f"buffer/{o}/occupied": max(0, batch - 2 * o - rng.randrange(2)) for o in range(bound + 1)
+                },
                 **{f"buffer/{o}/reserved": min(batch, rng.randrange(2) + (o > 0)) for o in range(bound + 1)},
                 "rollout/reward_mean": 0.5 + 0.2 * (1 - math.exp(-step / 15)) + rng.gauss(0, 0.03),
-                "rollout/response_len_mean": tokens / len(trained), "rollout/tokens_per_s": 900 + rng.gauss(0, 60),
-                "train/loss": rng.gauss(0, 0.02), "train/grad_norm": abs(rng.gauss(1, 0.2)),
-                "train/entropy": 0.6 * math.exp(-step / 60) + rng.gauss(0, 0.01), "train/kl": 0.01 * bound + abs(rng.gauss(0, 0.003)),
-                "train/clip_frac": abs(rng.gauss(0.02 * (1 + bound), 0.01)), "train/logprob_abs_diff": 0.02 * (1 + bound),
-                "timing_s/wait_for_batch": step_s - 1.4, "timing_s/update": 1.1, "timing_s/push": 0.04,
-                "timing_s/pull": 0.08, "timing_s/reward": 0.2,
+                "rollout/response_len_mean": tokens / len(trained),
+                "rollout/tokens_per_s": 900 + rng.gauss(0, 60),
+                "train/loss": rng.gauss(0, 0.02),
+                "train/grad_norm": abs(rng.gauss(1, 0.2)),
+                "train/entropy": 0.6 * math.exp(-step / 60) + rng.gauss(0, 0.01),
+                "train/kl": 0.01 * bound + abs(rng.gauss(0, 0.003)),
+                "train/clip_frac": abs(rng.gauss(0.02 * (1 + bound), 0.01)),
+                "train/logprob_abs_diff": 0.02 * (1 + bound),
+                "timing_s/wait_for_batch": step_s - 1.4,
+                "timing_s/update": 1.1,
+                "timing_s/push": 0.04,
+                "timing_s/pull": 0.08,
+                "timing_s/reward": 0.2,
                 **{f"tokens/{k}": v for k, v in total.items()},
             }
-        )  # fmt: skip
+        )
     records.append({"kind": "end", "steps": steps, "reason": "completed"})
     rows.append(_evaluation(steps, steps * step_s, bound, rng))
     rows.append(
-        {"kind": "summary", "time": 1e9, "run/seconds": steps * step_s, "run/steps": steps, "run/reason": "completed",
-         **{f"tokens/{k}": v for k, v in total.items()}}
-    )  # fmt: skip
+        {
+            "kind": "summary",
+            "time": 1e9,
+            "run/seconds": steps * step_s,
+            "run/steps": steps,
+            "run/reason": "completed",
+            **{f"tokens/{k}": v for k, v in total.items()},
+        }
+    )
     write_lines(folder / "metrics.jsonl", rows)
     write_lines(folder / "ledger.jsonl", [{"seq": i, "attempt": 0, **r} for i, r in enumerate(records)])
     config = {
@@ -104,8 +151,15 @@ def write_run(
     return folder
 
 
-def _sample(seconds: float, step: int, instances: int, bound: int, half: float, rng: random.Random) -> dict[str, Any]:
-    row: dict[str, Any] = {"kind": "instances", "time": 1e9, "run/seconds": seconds, "trainer/busy": int(half == 0.5)}
+def _sample(
+    seconds: float, step: int, instances: int, bound: int, half: float, rng: random.Random
+) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "kind": "instances",
+        "time": 1e9,
+        "run/seconds": seconds,
+        "trainer/busy": int(half == 0.5),
+    }
     for i in range(instances):
         row[f"instance/{i}/version"] = max(0, step - (i % 2 if bound else 0))
         row[f"instance/{i}/running"] = 0 if rng.random() < 0.25 / (1 + bound) else rng.randrange(4, 17)
@@ -118,6 +172,11 @@ def _sample(seconds: float, step: int, instances: int, bound: int, half: float, 
 def _evaluation(version: int, seconds: float, bound: int, rng: random.Random) -> dict[str, Any]:
     value = 0.53 + 0.17 * (1 - math.exp(-version / 20)) - 0.004 * bound + rng.gauss(0, 0.008)
     return {
-        "kind": "eval", "time": 1e9 + seconds, "eval/weight_version": version, "run/seconds": seconds,
-        "eval/heldout/avg@1": value, "eval/heldout_greedy/avg@1": 0.96, "eval/heldout/prompts": 500,
-    }  # fmt: skip
+        "kind": "eval",
+        "time": 1e9 + seconds,
+        "eval/weight_version": version,
+        "run/seconds": seconds,
+        "eval/heldout/avg@1": value,
+        "eval/heldout_greedy/avg@1": 0.96,
+        "eval/heldout/prompts": 500,
+    }

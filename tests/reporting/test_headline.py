@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from staleflow.reporting.headline import (
+    ABSENT,
     accuracy_name,
     bottleneck,
     config_differences,
@@ -22,7 +23,9 @@ from staleflow.reporting.headline import (
 from staleflow.reporting.load import RunData, load_run
 
 
-def run_of(tmp_path: Path, *rows: dict[str, Any], ledger: tuple[dict[str, Any], ...] = (), config: str = "") -> RunData:
+def run_of(
+    tmp_path: Path, *rows: dict[str, Any], ledger: tuple[dict[str, Any], ...] = (), config: str = ""
+) -> RunData:
     tmp_path.mkdir(exist_ok=True)
     for name, lines in (("metrics.jsonl", rows), ("ledger.jsonl", ledger)):
         if lines:
@@ -32,18 +35,39 @@ def run_of(tmp_path: Path, *rows: dict[str, Any], ledger: tuple[dict[str, Any], 
 
 
 STEPS = (
-    {"kind": "train", "train/step": 0, "run/seconds": 10.0, "timing_s/wait_for_batch": 6.0, "timing_s/update": 1.0},
-    {"kind": "train", "train/step": 1, "run/seconds": 20.0, "timing_s/wait_for_batch": 2.0, "timing_s/update": 3.0,
-     "tokens/generated": 100, "tokens/trained": 80, "tokens/filtered": 10, "tokens/in_flight": 10},
-)  # fmt: skip
+    {
+        "kind": "train",
+        "train/step": 0,
+        "run/seconds": 10.0,
+        "timing_s/wait_for_batch": 6.0,
+        "timing_s/update": 1.0,
+    },
+    {
+        "kind": "train",
+        "train/step": 1,
+        "run/seconds": 20.0,
+        "timing_s/wait_for_batch": 2.0,
+        "timing_s/update": 3.0,
+        "tokens/generated": 100,
+        "tokens/trained": 80,
+        "tokens/filtered": 10,
+        "tokens/in_flight": 10,
+    },
+)
 
 
 def test_headline_by_hand(tmp_path: Path) -> None:
     ledger = tuple(
-        {"kind": "trained", "step": s, "version": s,
-         "trajectories": [{"id": f"{s}{lag}", "min": s - lag, "max": s, "tokens": 20, "hash": ""} for lag in lags]}
+        {
+            "kind": "trained",
+            "step": s,
+            "version": s,
+            "trajectories": [
+                {"id": f"{s}{lag}", "min": s - lag, "max": s, "tokens": 20, "hash": ""} for lag in lags
+            ],
+        }
         for s, lags in ((0, (0, 0)), (1, (0, 1)))
-    )  # fmt: skip
+    )
     evals = tuple(
         {"kind": "eval", "eval/weight_version": v, "eval/heldout/avg@1": a, "eval/heldout_greedy/avg@1": 0.9}
         for v, a in ((0, 0.5), (2, 0.75))
@@ -65,13 +89,22 @@ def test_headline_by_hand(tmp_path: Path) -> None:
 
 def test_what_was_not_measured_is_none(tmp_path: Path) -> None:
     n = headline(run_of(tmp_path, {"kind": "train", "train/step": 0}))
-    assert (n.seconds, n.tokens_per_s, n.staleness_mean, n.staleness_max, n.last_accuracy, n.tokens) == (None,) * 6
+    assert (n.seconds, n.tokens_per_s, n.staleness_mean, n.staleness_max, n.last_accuracy, n.tokens) == (
+        None,
+    ) * 6
     assert bottleneck(n).startswith("bottleneck unknown")
 
 
 @pytest.mark.parametrize(("in_flight", "missing"), [(10, 0), (7, 3), (15, -5)])
 def test_the_token_balance_shows_what_is_missing(tmp_path: Path, in_flight: int, missing: int) -> None:
-    tokens = {"generated": 100, "trained": 60, "filtered": 20, "aborted": 6, "discarded": 4, "in_flight": in_flight}
+    tokens = {
+        "generated": 100,
+        "trained": 60,
+        "filtered": 20,
+        "aborted": 6,
+        "discarded": 4,
+        "in_flight": in_flight,
+    }
     summary = {"kind": "summary", **{f"tokens/{k}": v for k, v in tokens.items()}}
     balance = headline(run_of(tmp_path, *STEPS, summary)).tokens
     assert balance is not None
@@ -101,7 +134,9 @@ def test_staleness_falls_back_to_the_metrics_without_a_ledger(tmp_path: Path) ->
         ),
     ],
 )
-def test_the_bottleneck_is_named_from_measured_waiting(tmp_path: Path, waiting: float, idle: float, text: str) -> None:
+def test_the_bottleneck_is_named_from_measured_waiting(
+    tmp_path: Path, waiting: float, idle: float, text: str
+) -> None:
     numbers = replace(headline(run_of(tmp_path, *STEPS)), trainer_waiting=waiting, instances_idle=idle)
     assert bottleneck(numbers) == text
 
@@ -135,14 +170,20 @@ def test_mean_timings_by_hand(tmp_path: Path) -> None:
         ((), None),
     ],
 )
-def test_sampled_accuracy_is_found_under_any_name(tmp_path: Path, names: tuple[str, ...], expected: str | None) -> None:
+def test_sampled_accuracy_is_found_under_any_name(
+    tmp_path: Path, names: tuple[str, ...], expected: str | None
+) -> None:
     row = {"kind": "eval", "eval/weight_version": 0, **dict.fromkeys(names, 0.5)}
     assert accuracy_name(run_of(tmp_path, row)) == expected
 
 
-def test_config_differences_are_what_differs_but_the_name(tmp_path: Path, make_run: Callable[..., Path]) -> None:
+def test_config_differences_are_what_differs_but_the_name(
+    tmp_path: Path, make_run: Callable[..., Path]
+) -> None:
     runs = [
-        run_of(tmp_path / "a", *STEPS, config="run: {name: a}\nstaleness: {bound: 0}\ndata: {n: 1, only: null}"),
+        run_of(
+            tmp_path / "a", *STEPS, config="run: {name: a}\nstaleness: {bound: 0}\ndata: {n: 1, only: null}"
+        ),
         run_of(tmp_path / "b", *STEPS, config="run: {name: b}\nstaleness: {bound: 1}\ndata: {n: 1}"),
     ]
-    assert config_differences(runs) == {"data.only": ["null", "–"], "staleness.bound": ["0", "1"]}
+    assert config_differences(runs) == {"data.only": ["null", ABSENT], "staleness.bound": ["0", "1"]}

@@ -113,8 +113,11 @@ def test_what_a_resume_voids_is_gone_and_later_rows_win(tmp_path: Path) -> None:
     )
     run = load_run(tmp_path)
     assert [(row["train/step"], row["note"]) for row in run.train] == [
-        (0, "first"), (1, "first"), (2, "second"), (3, "second"),
-    ]  # fmt: skip
+        (0, "first"),
+        (1, "first"),
+        (2, "second"),
+        (3, "second"),
+    ]
     assert [row["eval/weight_version"] for row in run.evals] == [2]
     assert run.summary == {}
     assert [(t.step, t.staleness, t.tokens) for t in run.trained] == [(0, 0, 5), (1, 0, 5), (2, 1, 7)]

@@ -59,11 +59,9 @@ def check(path: Path) -> Checker:
 
 
 @pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    from conftest import write_run
-
+def four(tmp_path_factory: pytest.TempPathFactory, run_writer: Callable[..., Path]) -> list[Path]:
     root = tmp_path_factory.mktemp("runs")
-    return [write_run(root / f"eta{bound}", bound=bound, steps=35, seed=bound) for bound in range(4)]
+    return [run_writer(root / f"eta{bound}", bound=bound, steps=35, seed=bound) for bound in range(4)]
 
 
 @pytest.fixture(scope="module")
@@ -76,9 +74,20 @@ def page_of_four(four: list[Path]) -> Path:
 def test_four_runs_stand_side_by_side_in_one_whole_page(page_of_four: Path) -> None:
     page = check(page_of_four)
     for needle in (
-        "4 runs compared", "Comparison", "What held them up", "Learning", "Staleness", "Time", "Tokens",
-        "Instances over time · eta3", "Buffers · eta2", "staleness.bound", "✓ balanced", "0 violations", "1 events · eta0",
-    ):  # fmt: skip
+        "4 runs compared",
+        "Comparison",
+        "What held them up",
+        "Learning",
+        "Staleness",
+        "Time",
+        "Tokens",
+        "Instances over time · eta3",
+        "Buffers · eta2",
+        "staleness.bound",
+        "✓ balanced",
+        "0 violations",
+        "1 event · eta0",
+    ):
         assert needle in page.text, needle
     assert "not measured" not in page.text
     assert page.tags.count("svg") == 8 + 4 + 4
@@ -125,7 +134,9 @@ def test_the_same_runs_give_the_same_bytes(make_run: Callable[..., Path], tmp_pa
 
 
 @pytest.mark.parametrize("missing", [("ledger.jsonl",), ("metrics.jsonl",), ("ledger.jsonl", "config.yaml")])
-def test_half_a_run_makes_a_whole_page(make_run: Callable[..., Path], tmp_path: Path, missing: tuple[str, ...]) -> None:
+def test_half_a_run_makes_a_whole_page(
+    make_run: Callable[..., Path], tmp_path: Path, missing: tuple[str, ...]
+) -> None:
     folder = make_run("demo", steps=4)
     for name in missing:
         (folder / name).unlink()
@@ -151,13 +162,17 @@ def test_what_comes_from_a_run_is_escaped(make_run: Callable[..., Path], tmp_pat
 def test_tokens_that_do_not_balance_are_shown(make_run: Callable[..., Path], tmp_path: Path) -> None:
     folder = make_run("demo", steps=2)
     path = folder / "metrics.jsonl"
-    path.write_text(path.read_text() + '{"kind": "summary", "tokens/generated": 1000, "tokens/trained": 900}\n')
+    path.write_text(
+        path.read_text() + '{"kind": "summary", "tokens/generated": 1000, "tokens/trained": 900}\n'
+    )
     write_report([folder], tmp_path / "report.html")
     assert "✗ 100 missing" in check(tmp_path / "report.html").text
     assert "tokens do not balance: +100" in terminal_summary([folder])
 
 
-def test_a_folder_that_is_no_run_leaves_an_existing_report_alone(make_run: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_folder_that_is_no_run_leaves_an_existing_report_alone(
+    make_run: Callable[..., Path], tmp_path: Path
+) -> None:
     output = tmp_path / "report.html"
     output.write_text("before")
     (tmp_path / "empty").mkdir()
@@ -197,5 +212,12 @@ def test_a_figure_without_data_is_none(make_run: Callable[..., Path]) -> None:
     (folder / "ledger.jsonl").unlink()
     (folder / "metrics.jsonl").write_text("")
     run = load_run(folder)
-    for draw in (figures.reward, figures.staleness, figures.response_lengths, figures.timings, figures.token_fates, figures.signals):
+    for draw in (
+        figures.reward,
+        figures.staleness,
+        figures.response_lengths,
+        figures.timings,
+        figures.token_fates,
+        figures.signals,
+    ):
         assert draw([run]) is None

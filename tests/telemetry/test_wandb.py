@@ -88,7 +88,7 @@ def start(tmp_path: Path, warnings: list[str], **changes: Any) -> WandbSink | No
 def test_a_late_evaluation_of_an_older_version_is_kept_and_drawn_over_its_version(
     tmp_path: Path, fake: FakeWandb
 ) -> None:
-    """F29: evaluations of versions 5 and 4 arrive after the train row of step 7, two of them at the same moment."""
+    """F29: evaluations of versions 5 and 4 arrive at one moment, after the train row of step 7."""
     sink = start(tmp_path, [])
     assert sink is not None
     for step in range(8):
@@ -212,8 +212,8 @@ def test_closing_twice_finishes_once(tmp_path: Path, fake: FakeWandb) -> None:
 
 
 def history(path: Path) -> list[dict[str, Any]]:
-    """Read a `.wandb` file by itself: 7 bytes of header, then LevelDB blocks of 32 KiB with records of
-    (checksum 4, length 2, type 1) that may be split over blocks (types 1 whole, 2 first, 3 middle, 4 last)."""
+    """Read a `.wandb` file without the client: 7 bytes of header, then LevelDB blocks of 32 KiB with records
+    of (checksum 4, length 2, type 1), perhaps split over blocks: type 1 whole, 2 first, 3 middle, 4 last."""
     from wandb.proto import wandb_internal_pb2
 
     data, offset, part, rows = path.read_bytes(), 7, b"", []
@@ -226,7 +226,7 @@ def history(path: Path) -> list[dict[str, Any]]:
         part += data[offset + 7 : offset + 7 + length]
         offset += 7 + length
         if kind in (1, 4):
-            record = wandb_internal_pb2.Record()
+            record = wandb_internal_pb2.Record()  # type: ignore[attr-defined]
             record.ParseFromString(part)
             part = b""
             if record.HasField("history"):
