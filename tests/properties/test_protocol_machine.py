@@ -229,6 +229,7 @@ class Protocol(RuleBasedStateMachine):
         else:
             expected = BufferState.STUCK
         assert self.buffer.state() == expected
+        assert self.buffer.can_consume(final=True) == (self.oracle.batch(final=True) is not None)
         if all(e["occupied"] for e in self.oracle.entries):
             assert expected != BufferState.STUCK  # liveness
 

@@ -196,6 +196,18 @@ def test_the_final_batch_waits_for_every_entry():
     assert buffer.can_consume(final=True)
 
 
+def test_an_occupied_spare_that_is_gone_counts_no_more_towards_every_entry_occupied():
+    buffer = make(bound=1, batch_size=1, spare_limit=2)
+    fill(buffer, 0, "a", "b", occupied=True)
+    fill(buffer, 0, "expires", "released", spare=True, occupied=True)
+    buffer.release("released")
+    buffer.consume()
+    assert buffer.consume().expired == ("expires",)
+    fill(buffer, 2, "done", occupied=True)
+    fill(buffer, 2, "unfinished")
+    assert not buffer.can_consume(final=True)
+
+
 # Spares ------------------------------------------------------------------------------------------------
 
 
