@@ -65,6 +65,11 @@ StepCost = Callable[[StepWork], float]
 """Seconds that a step takes."""
 
 
+def wait_for_ever() -> None:
+    """Never return. A function of this module, so that a script can be sent to another process."""
+    threading.Event().wait()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FakeScript:
     """Failures to play. Steps are counted from 1; steps with nothing to decode count too."""
@@ -73,8 +78,7 @@ class FakeScript:
     """This step, and every later one, raises EngineError before anything changes."""
     hang_at_step: int | None = None
     """This step calls `hang` first."""
-    hang: Callable[[], object] = threading.Event().wait
-    """Returns never by default."""
+    hang: Callable[[], object] = wait_for_ever
     refuse_loads: int = 0
     """The first so many `load_weights` raise EngineError and keep the old version."""
     lose: frozenset[str] = frozenset()

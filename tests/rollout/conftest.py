@@ -76,7 +76,7 @@ def new_model() -> Callable[..., torch.nn.Module]:
         torch.manual_seed(seed)
         config = MODELS[family]()
         model: torch.nn.Module = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
-        assert model.config._attn_implementation == ("eager" if family == "qwen2" else "sdpa")
+        assert config._attn_implementation == ("eager" if family == "qwen2" else "sdpa")
         return model.eval()
 
     return build
