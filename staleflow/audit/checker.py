@@ -21,16 +21,18 @@ _CHECKPOINT = re.compile(r"step_(\d+)")
 
 
 def audit_ledger(path: Path | str) -> AuditReport:
-    """Check a ledger file, or the ledger of a run folder. Never raises for what the ledger contains."""
+    """Check a ledger file, or the ledger of a run folder. Never raises for what the ledger contains.
+
+    Checkpoints beside the ledger are looked at by name: it must reach as far as they do.
+    """
     path = Path(path)
-    folder = path if path.is_dir() else None
-    ledger = path / LEDGER_NAME if folder else path
+    ledger = path / LEDGER_NAME if path.is_dir() else path
     findings = Findings()
     try:
         if not ledger.is_file():
             findings.add("missing_ledger", f"there is no ledger at {ledger}")
             return AuditReport(violations=tuple(findings.violations))
-        return _Audit(findings, LedgerLines(ledger, findings)).run(folder)
+        return _Audit(findings, LedgerLines(ledger, findings)).run(ledger.parent)
     except OSError as error:
         findings.add("missing_ledger", f"the ledger at {ledger} cannot be read: {error}")
         return AuditReport(violations=tuple(findings.violations))
@@ -47,8 +49,8 @@ class _Audit:
         self._steps: Steps | None = None
         self._end_reason: str | None = None
 
-    def run(self, folder: Path | None) -> AuditReport:
-        """The report. `folder`: the run folder, whose checkpoints the ledger must reach; None: unknown."""
+    def run(self, folder: Path) -> AuditReport:
+        """The report. `folder`: the run folder, whose checkpoints the ledger must reach."""
         for fields in self._lines:
             if self._lines.count == 1 and not self._start(fields):
                 break
@@ -97,10 +99,10 @@ class _Audit:
             case _:
                 getattr(entries, kind)(fields)
 
-    def _check_checkpoints(self, folder: Path | None, steps: Steps) -> None:
+    def _check_checkpoints(self, folder: Path, steps: Steps) -> None:
         """A ledger cut at a line's end looks like a killed run's, unless a later checkpoint betrays it."""
-        checkpoints = folder / "checkpoints" if folder else None
-        if checkpoints is None or not checkpoints.is_dir():
+        checkpoints = folder / "checkpoints"
+        if not checkpoints.is_dir():
             return
         saved = [int(m.group(1)) for m in map(_CHECKPOINT.fullmatch, _names(checkpoints)) if m]
         if saved and max(saved) > steps.furthest:

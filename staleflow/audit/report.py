@@ -89,8 +89,11 @@ class AuditReport:
         if self.incomplete:
             lines.append(f"incomplete: {self.incomplete}")
         lines += [f"VIOLATION {violation}" for violation in self.violations]
-        lines.append(f"{len(self.violations)} violations")
+        lines.append(f"{len(self.violations)} violation{'' if len(self.violations) == 1 else 's'}")
         return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return self.text()
 
 
 class Findings:
