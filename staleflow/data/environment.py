@@ -1,0 +1,76 @@
+"""What comes after the model has stopped: the end, a given segment (tool output, next turn), or waiting.
+
+Invariants: an environment is a function of the trajectory (no state of its own that a retry could find
+changed), and it speaks in token ids, so that what was sampled is never tokenized again. Given tokens have no
+log-prob and no version, are masked out of the loss, and count in the budget of the whole trajectory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from staleflow.data.trajectory import FinishReason, Segment, Trajectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """The trajectory goes on after these tokens, which no weights generated."""
+
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """The answer comes later: the trajectory leaves its instance and keeps its reservation."""
+
+    limit_s: float
+    """Seconds after which the trajectory counts as failed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """Nothing follows: the trajectory is complete."""
+
+
+class Environment(Protocol):
+    """Asked each time the model has ended its turn with a stop token."""
+
+    def respond(self, trajectory: Trajectory) -> Given | Waiting | Done:
+        """What follows `trajectory`. Called again after Waiting, until it says something else."""
+        ...
+
+
+class SingleTurn:
+    """The default: one prompt, one response."""
+
+    def respond(self, trajectory: Trajectory) -> Done:
+        """Always the end."""
+        return Done()
+
+
+class ScriptedTurns:
+    """Answers the model's n-th turn with the n-th scripted segment, then ends. For tests and examples."""
+
+    def __init__(self, turns: Sequence[Sequence[int]]) -> None:
+        self._turns = [tuple(turn) for turn in turns]
+
+    def respond(self, trajectory: Trajectory) -> Given | Done:
+        """The next scripted turn: turns taken so far are counted in the trajectory itself."""
+        taken = sum(not segment.generated for segment in trajectory.segments)
+        return Given(tokens=self._turns[taken]) if taken < len(self._turns) else Done()
+
+
+def after_turn(trajectory: Trajectory, answer: Given | Waiting | Done) -> Trajectory:
+    """The trajectory after an environment's answer to its finished turn.
+
+    Given: goes on with the tokens appended, unless they leave no room to generate; then they are cut to the
+    budget and it is finished for LENGTH. Waiting and Done, and a trajectory that used up its budget or
+    failed, change nothing.
+    """
+    if not isinstance(answer, Given) or trajectory.finish_reason is not FinishReason.STOP:
+        return trajectory
+    room = trajectory.remaining_tokens
+    extended = trajectory.extended(Segment.given(answer.tokens[:room]))
+    return extended.finished(FinishReason.LENGTH if len(answer.tokens) >= room else None)

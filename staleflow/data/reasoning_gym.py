@@ -1,0 +1,67 @@
+"""Prompts of the reasoning-gym library: over 100 seeded families of puzzles that check their own answers.
+
+Invariant: the item at an index depends on (task, seed, index) alone; training and held-out sets differ by
+their seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from staleflow.data.names import nearest
+from staleflow.data.tokenizers import ChatTokenizer, Tokenizer
+from staleflow.data.trajectory import Prompt
+from staleflow.errors import ConfigError
+
+HELD_OUT_SEED = 1_000_003
+"""Added to the seed for the held-out split: far from any seed that a person would count up to."""
+
+
+DEFAULT_SIZE = 8192
+"""Prompts where the config asks for no number; they are made when asked for."""
+
+
+class ReasoningGymSource:
+    """`size` items of one task. `text` is the bare question, which some of the library's graders read."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        task: str,
+        size: int = DEFAULT_SIZE,
+        seed: int = 0,
+        split: str = "train",
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`options` are the task's own parameters. Raises ConfigError."""
+        from reasoning_gym.factory import DATASETS, create_dataset
+
+        if task not in DATASETS:
+            raise ConfigError(f"reasoning-gym has no task {task!r}{nearest(task, DATASETS)}")
+        shift = HELD_OUT_SEED if split == "held_out" else 0
+        try:
+            self._items = create_dataset(task, size=size, seed=seed + shift, **(options or {}))
+        except (TypeError, AssertionError, ValueError) as error:
+            raise ConfigError(f"reasoning-gym's {task} refuses its options: {error}.") from error
+        self._size = size
+        self._tokenizer = tokenizer
+
+    def __len__(self) -> int:
+        return self._size
+
+    def prompt(self, index: int) -> Prompt:
+        """The item at `index`; its question goes through the chat template where there is one."""
+        item = self._items[index]
+        question = str(item["question"])
+        text = question
+        if isinstance(self._tokenizer, ChatTokenizer) and self._tokenizer.has_chat_template:
+            text = self._tokenizer.apply_chat([{"role": "user", "content": text}])
+        return Prompt(
+            prompt_id=str(index),
+            tokens=tuple(self._tokenizer.encode(text)),
+            text=question,
+            answer=item["answer"],
+            metadata=dict(item["metadata"]),
+        )

@@ -1,0 +1,115 @@
+"""Prompt sources: what a data set must be, and the registry that names them.
+
+Invariants: a source is finite and random-access, and `prompt(i)` is the same whenever it is asked, in every
+process. That is what lets a resumed run name the prompts it has used by their index. `prompt_id` is the index
+as text: it becomes part of group ids, which allow only letters, digits, `_` and `.`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any, Literal, Protocol
+
+from staleflow.data.names import nearest
+from staleflow.data.tokenizers import Tokenizer
+from staleflow.data.trajectory import Prompt
+from staleflow.errors import ConfigError, DataError
+from staleflow.registry import load_named
+
+SOURCES: Mapping[str, str] = {
+    "sums": "staleflow.data.sums.SumsSource",
+    "jsonl": "staleflow.data.table.JsonlSource",
+    "parquet": "staleflow.data.table.ParquetSource",
+    "reasoning_gym": "staleflow.data.reasoning_gym.ReasoningGymSource",
+}
+"""Name -> class or function `(tokenizer, **options) -> PromptSource`; a dotted path names any other."""
+
+TASK_PREFIX = "reasoning_gym:"
+
+Split = Literal["train", "held_out"]
+
+
+class PromptSource(Protocol):
+    """A data set."""
+
+    def __len__(self) -> int:
+        """How many prompts there are."""
+        ...
+
+    def prompt(self, index: int) -> Prompt:
+        """The prompt at `index`, 0 <= index < len. Raises DataError when it cannot be made."""
+        ...
+
+
+def load_source(
+    name: str,
+    tokenizer: Tokenizer,
+    *,
+    split: Split = "train",
+    seed: int = 0,
+    size: int | None = None,
+    path: str | None = None,
+    prompt_column: str = "prompt",
+    answer_column: str = "answer",
+    options: Mapping[str, Any] | None = None,
+) -> PromptSource:
+    """The source called `name`; `reasoning_gym:<task>` names a task of that library.
+
+    A source is handed those of the settings that its class takes; `options` it must take all. `size` None:
+    all of a file, or what the class thinks fit. Raises ConfigError: unknown name or option (the nearest one
+    is suggested), a path for a source that reads none; DataError: what it reads is unusable or empty.
+    """
+    settings: dict[str, Any] = {"split": split, "seed": seed, "path": path, "size": size}
+    settings |= {"prompt_column": prompt_column, "answer_column": answer_column}
+    if name.startswith(TASK_PREFIX):
+        settings["task"] = name.removeprefix(TASK_PREFIX)
+    elif name == TASK_PREFIX.removesuffix(":"):
+        raise ConfigError("The source 'reasoning_gym' needs a task, as in reasoning_gym:chain_sum.")
+    registered = TASK_PREFIX.removesuffix(":") if "task" in settings else name
+    build = load_named("data source", registered, SOURCES)
+    taken = _accepted(name, build, settings, options or {})
+    try:
+        source: PromptSource = build(tokenizer, **taken)
+    except TypeError as error:
+        raise ConfigError(f"The data source {name!r} cannot be built: {error}.") from error
+    if len(source) == 0:
+        raise DataError(f"The data source {name!r} has no prompts; give one with at least one.")
+    return source
+
+
+def _accepted(
+    name: str, build: Any, settings: Mapping[str, Any], options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The arguments that `build` takes, settings left out where they are None."""
+    parameters = inspect.signature(build).parameters
+    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    own = [p for p in list(parameters)[1:] if p not in settings]
+    for option in options:
+        if option in settings or not (takes_any or option in own):
+            allowed = ", ".join(own) or "none"
+            raise ConfigError(
+                f"data.options.{option} is no option of the data source {name!r}"
+                f" (options: {allowed}){nearest(option, own)}."
+            )
+    if settings["path"] is not None and not takes_any and "path" not in parameters:
+        raise ConfigError(f"data.path is set, but the data source {name!r} reads no file; leave it out.")
+    kept = {k: v for k, v in settings.items() if v is not None and (takes_any or k in parameters)}
+    return kept | dict(options)
+
+
+def check_prompts(source: PromptSource, max_prompt_tokens: int) -> None:
+    """Make every prompt once and refuse the first that is empty or too long. Raises DataError.
+
+    `max_prompt_tokens`: what the model can read and still answer, i.e. its length less the response budget.
+    """
+    for index in range(len(source)):
+        prompt = source.prompt(index)
+        where = prompt.metadata.get("where") or f"prompt {prompt.prompt_id}"
+        if not prompt.tokens:
+            raise DataError(f"{where}: the prompt is empty; remove it.")
+        if len(prompt.tokens) > max_prompt_tokens:
+            raise DataError(
+                f"{where}: the prompt has {len(prompt.tokens)} tokens, but the model leaves room for"
+                f" {max_prompt_tokens}; shorten it, or lower rollout.max_new_tokens."
+            )
