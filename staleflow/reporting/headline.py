@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -64,7 +65,8 @@ def headline(run: RunData) -> Headline:
     """Measure one run."""
     seconds = _wall_seconds(run)
     tokens = _tokens(run)
-    trained = tokens.fates["trained"] if tokens else sum(t.tokens for t in run.trained)
+    # From the ledger first: it spans all attempts, as the wall time does.
+    trained = sum(t.tokens for t in run.trained) or (tokens.fates["trained"] if tokens else 0)
     accuracy_key = accuracy_name(run)
     versions, accuracies = (
         series(run.evals, "eval/weight_version", accuracy_key) if accuracy_key else ([], [])
@@ -103,7 +105,7 @@ def accuracy_name(run: RunData) -> str | None:
 def instance_names(run: RunData) -> list[str]:
     """Return the ids of all instances ever sampled, numbers in the order of numbers."""
     ids = {key.split("/")[1] for row in run.instances for key in row if key.startswith("instance/")}
-    return sorted(ids, key=lambda name: (not name.isdigit(), int(name) if name.isdigit() else 0, name))
+    return sorted(ids, key=lambda name: [(len(part), part) for part in re.split(r"(\d+)", name)])
 
 
 def idle_share(run: RunData, instance: str | None = None) -> float | None:
@@ -181,7 +183,8 @@ def _staleness(run: RunData) -> tuple[float | None, int | None]:
 
 def _trainer_waiting(run: RunData, seconds: float | None) -> float | None:
     _, waits = series(run.train, "train/step", "timing_s/wait_for_batch")
-    waited = run.summary.get("wait/trainer_s", sum(waits) if waits else None)
+    # From the steps first: a summary row speaks of the last attempt only, the wall time of all.
+    waited = sum(waits) if waits else run.summary.get("wait/trainer_s")
     return min(1.0, float(waited) / seconds) if waited is not None and seconds else None
 
 

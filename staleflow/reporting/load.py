@@ -119,7 +119,7 @@ class _Rows:
     def _add(self, row: dict[str, Any]) -> None:
         kind = row.get("kind")
         values = {k: v for k, v in row.items() if v is not None and k != "kind"}
-        self._continue_seconds(values, begins=kind in ("train", "instances"))
+        self._continue_seconds(values)
         if kind == "train" and isinstance(step := values.get("train/step"), int):
             if step <= max(self.train, default=-1):
                 self.train = {s: v for s, v in self.train.items() if s < step}
@@ -135,16 +135,12 @@ class _Rows:
         elif kind == "summary":
             self.summary = values
 
-    def _continue_seconds(self, values: dict[str, Any], *, begins: bool) -> None:
+    def _continue_seconds(self, values: dict[str, Any]) -> None:
         seconds = values.get("run/seconds")
         if not isinstance(seconds, int | float):
             return
         # Rows of one attempt may be a moment out of order; a new attempt falls back to about zero.
-        if (
-            begins
-            and seconds + self._offset < self._last - 1.0
-            and seconds < 0.5 * (self._last - self._offset)
-        ):
+        if seconds + self._offset < self._last - 1.0 and seconds < 0.5 * (self._last - self._offset):
             self._offset = self._last
         values["run/seconds"] = seconds + self._offset
         self._last = max(self._last, seconds + self._offset)

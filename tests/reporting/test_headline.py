@@ -141,19 +141,30 @@ def test_the_bottleneck_is_named_from_measured_waiting(
     assert bottleneck(numbers) == text
 
 
-def test_the_summary_s_own_waiting_wins_over_the_sum_of_the_steps(tmp_path: Path) -> None:
+def test_waiting_is_summed_over_the_steps_of_all_attempts(tmp_path: Path) -> None:
+    """The last attempt's summary row says 2 s; both attempts together waited 8 s of 30 s."""
+    first, second = STEPS
+    rows = (
+        first,
+        {**second, "run/seconds": 0.5},
+        {"kind": "summary", "run/seconds": 20.0, "wait/trainer_s": 2.0},
+    )
+    assert headline(run_of(tmp_path, *rows)).trainer_waiting == 8 / 30
+
+
+def test_without_steps_the_summary_row_says_how_long_the_trainer_waited(tmp_path: Path) -> None:
     summary = {"kind": "summary", "run/seconds": 40.0, "wait/trainer_s": 10.0}
-    assert headline(run_of(tmp_path, *STEPS, summary)).trainer_waiting == 0.25
+    assert headline(run_of(tmp_path, summary)).trainer_waiting == 0.25
 
 
 def test_instances_are_named_in_the_order_of_numbers_and_may_join_late(tmp_path: Path) -> None:
     run = run_of(
         tmp_path,
-        {"kind": "instances", "run/seconds": 0.0, "instance/2/running": 1, "instance/10/running": 0},
-        {"kind": "instances", "run/seconds": 1.0, "instance/2/running": 0, "instance/late/running": 5},
+        {"kind": "instances", "run/seconds": 0.0, "instance/i2/running": 1, "instance/i10/running": 0},
+        {"kind": "instances", "run/seconds": 1.0, "instance/i2/running": 0, "instance/late/running": 5},
     )
-    assert instance_names(run) == ["2", "10", "late"]
-    assert [idle_share(run, name) for name in ("2", "10", "late", "absent")] == [0.5, 1.0, 0.0, None]
+    assert instance_names(run) == ["i2", "i10", "late"]
+    assert [idle_share(run, name) for name in ("i2", "i10", "late", "absent")] == [0.5, 1.0, 0.0, None]
     assert idle_share(run) == 0.5
 
 
