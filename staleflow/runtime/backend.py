@@ -90,6 +90,8 @@ class PartFailed:
 
     part: str
     reason: str
+    blame_user: bool = False
+    """The input is wrong, rather than the run unlucky."""
 
 
 Message = (

@@ -1,8 +1,8 @@
 """The inline back end: every part in this process, in a fixed order, on a virtual clock.
 
 For tests and debugging. A run is a function of its config: the same config gives the same ledger. Training
-overlaps rollout as it does on a cluster: the weights of a step appear only `train_polls` polls after its batch
-was handed over, and rollout goes on meanwhile. What hangs, hangs the process: time limits need `ray`.
+overlaps rollout as it does on a cluster: the weights of a step appear only `train_polls` polls after its
+batch was handed over, and rollout goes on meanwhile. What hangs, hangs the process: time limits need `ray`.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ from staleflow.coordination.events import (
 )
 from staleflow.data.environment import Environment, Waiting
 from staleflow.data.trajectory import FinishReason, token_hash
-from staleflow.errors import RunFailed
+from staleflow.errors import RunFailed, UserError
 from staleflow.protocol.records import Record, Trained, TrainedMember
 from staleflow.runtime.backend import (
     Backend,
@@ -235,8 +235,8 @@ class RunLoop:
             case Evaluated():
                 self._evaluating.discard(message.version)
                 self._observer.evaluated(message)
-            case PartFailed(part=part, reason=reason):
-                raise RunFailed(f"{part} failed: {reason}")
+            case PartFailed(part=part, reason=reason, blame_user=blame_user):
+                raise UserError(reason) if blame_user else RunFailed(f"{part} failed: {reason}")
 
     def _on_trained(self, message: StepTrained) -> None:
         result = message.result
@@ -404,5 +404,6 @@ class RunLoop:
             self._backend.evaluate(version)
 
     def _save(self, version: int) -> None:
-        self._saving.add(version)
-        self._backend.save(version)
+        if version not in self._saving:
+            self._saving.add(version)
+            self._backend.save(version)

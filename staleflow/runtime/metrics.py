@@ -6,7 +6,7 @@ Invariant: a figure is counted where it happens and once; a row holds the counts
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 
 from staleflow.coordination.commands import Command
@@ -23,7 +23,7 @@ class StepMetrics:
     def __init__(self, now: float) -> None:
         self._since = now
         self._counts: Counter[str] = Counter()
-        self._seconds: Counter[str] = Counter()
+        self._seconds: defaultdict[str, float] = defaultdict(float)
         self._generated = 0
         self._wasted = 0
         self._pull_s: dict[tuple[str, int], float] = {}

@@ -1,0 +1,254 @@
+"""The parts as processes. Each class is made a Ray actor by `ray_backend` and `ray_session`.
+
+Invariants: an actor builds its part from the config inside its own process; messages are few and large (one
+call per instance and interval, never one per trajectory); weights go from the trainer's process into the
+parameter server's storage and from there into the others, never through an actor call.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from staleflow.config.schema import Config
+from staleflow.coordination.commands import Command
+from staleflow.data.trajectory import TrainBatch, Trajectory
+from staleflow.errors import EngineError
+from staleflow.rollout.instance import InstanceUpdate, RolloutInstance
+from staleflow.runtime.assembly import (
+    build_engine,
+    build_evaluator,
+    build_pool,
+    build_tokenizer,
+    build_trainer,
+    read_data,
+    scoring_request,
+)
+from staleflow.runtime.backend import (
+    CheckpointSaved,
+    Evaluated,
+    InstanceUp,
+    Scored,
+    StepTrained,
+    TrainerUp,
+)
+from staleflow.runtime.start import StartPoint
+from staleflow.servers.parameter_server import ParameterServer
+from staleflow.servers.transport import Handle, Lease
+
+IDLE_WAIT_S = 0.05
+"""How long the decode thread sleeps with nothing to do, unless commands wake it."""
+
+
+def log_to(folder: Path, part: str) -> None:
+    """Send this process's log messages to `logs/<part>.log`."""
+    handler = logging.FileHandler(folder / f"{part}.log", encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    root = logging.getLogger()
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+
+
+class ParameterServerActor:
+    """Owns the storage of the weights."""
+
+    def __init__(self, run_name: str, directory: str | None, logs: Path) -> None:
+        log_to(logs, "parameter_server")
+        options: dict[str, Any] = {} if directory is None else {"directory": directory}
+        self._server = ParameterServer("shared_memory", run_name=run_name, **options)
+
+    def handle(self) -> Handle:
+        """How the other processes connect."""
+        return self._server.handle
+
+    def close(self) -> None:
+        """Remove the storage."""
+        self._server.close()
+
+
+class RolloutActor:
+    """One rollout instance. A thread of its own decodes; calls only hand things over.
+
+    ::
+
+        deliver ──commands──> [inbox] ──> decode thread ──> [outbox] ──report──> updates
+    """
+
+    def __init__(self, config: Config, instance: str, incarnation: int, weights: Handle, logs: Path) -> None:
+        log_to(logs, f"rollout-{instance}")
+        self._config = config
+        self._name = instance
+        self._incarnation = incarnation
+        self._weights = weights
+        self._interval_s = config.coordination.interval_ms / 1000
+        self._inbox: list[tuple[Sequence[Command], Mapping[str, Trajectory]]] = []
+        self._wake = threading.Condition()
+        self._outbox: queue.Queue[InstanceUpdate] = queue.Queue(maxsize=1)
+        self._failure: str | None = None
+        self._alive_at = time.monotonic()
+
+    def start(self) -> InstanceUp:
+        """Build the engine, load the newest weights, begin to decode."""
+        config = self._config
+        engine = build_engine(config, build_tokenizer(config), spend=time.sleep)
+        subscriber = self._weights.subscriber()
+        with subscriber.lease() as lease:
+            engine.load_weights(lease.tensors, lease.version, config.rollout.on_pull)
+        instance = RolloutInstance(
+            instance=self._name,
+            incarnation=self._incarnation,
+            engine=engine,
+            subscriber=subscriber,
+            on_pull=config.rollout.on_pull,
+            clock=time.monotonic,
+            progress_interval_s=config.rollout.progress_interval_s,
+        )
+        threading.Thread(target=self._decode, args=(instance,), name="decode", daemon=True).start()
+        return InstanceUp(
+            instance=self._name,
+            incarnation=self._incarnation,
+            version=engine.version,
+            kv_capacity=engine.load().kv_capacity,
+            max_running=config.rollout.max_running,
+        )
+
+    def deliver(self, commands: Sequence[Command], payloads: Mapping[str, Trajectory]) -> None:
+        """Hand commands over; they are applied between two decode steps."""
+        with self._wake:
+            self._inbox.append((commands, payloads))
+            self._wake.notify()
+
+    def updates(self, wait_s: float) -> InstanceUpdate | None:
+        """The next report, or None when there is nothing to say for `wait_s`.
+
+        Raises EngineError when the engine failed, or has been in one step for rollout.lost_after_s.
+        """
+        try:
+            return self._outbox.get(timeout=wait_s)
+        except queue.Empty:
+            pass
+        if self._failure is not None:
+            raise EngineError(self._failure)
+        silent_s = time.monotonic() - self._alive_at
+        if silent_s > self._config.rollout.lost_after_s:
+            raise EngineError(f"{self._name} has been in one decode step for {silent_s:.0f} s")
+        return None
+
+    def _decode(self, instance: RolloutInstance) -> None:
+        reported_at = 0.0
+        try:
+            while True:
+                self._alive_at = time.monotonic()
+                for commands, payloads in self._take_inbox(instance):
+                    instance.apply(commands, payloads)
+                instance.advance()
+                due = time.monotonic() - reported_at >= self._interval_s
+                if due and instance.has_news and self._outbox.empty():
+                    self._outbox.put(instance.take_report())
+                    reported_at = time.monotonic()
+        except Exception as error:
+            logging.getLogger(__name__).exception("the decode thread of %s ended", self._name)
+            self._failure = str(error) or repr(error)
+
+    def _take_inbox(
+        self, instance: RolloutInstance
+    ) -> list[tuple[Sequence[Command], Mapping[str, Trajectory]]]:
+        with self._wake:
+            if not self._inbox and instance.is_idle:
+                self._wake.wait(self._interval_s if instance.has_news else IDLE_WAIT_S)
+            taken, self._inbox = self._inbox, []
+        return taken
+
+
+class RewardActor:
+    """Verifier processes behind one actor."""
+
+    def __init__(self, config: Config, logs: Path) -> None:
+        log_to(logs, "reward")
+        self._pool = build_pool(config, logs / "verifier.log")
+        self._request = scoring_request(build_tokenizer(config))
+
+    def submit(self, trajectories: Sequence[Trajectory]) -> None:
+        """Have trajectories scored."""
+        self._pool.submit([self._request(t) for t in trajectories])
+
+    def answers(self, wait_s: float) -> Scored:
+        """What has been scored; waits for the first."""
+        return Scored(rewards=tuple(self._pool.poll(wait_s)))
+
+    def close(self) -> None:
+        """End the verifier processes."""
+        self._pool.close()
+
+
+class TrainerActor:
+    """The trainer and its push."""
+
+    def __init__(
+        self, config: Config, start: StartPoint, weights: Handle, checkpoints: Path, logs: Path
+    ) -> None:
+        log_to(logs, "trainer")
+        self._config = config
+        self._checkpoints = checkpoints
+        self._trainer = build_trainer(config, start)
+        self._publisher = weights.publisher()
+        self._held: dict[int, Lease] = {}
+
+    def start(self, hold: bool) -> TrainerUp:
+        """Push the first weights."""
+        return TrainerUp(version=self._trainer.version, push_s=self._push(hold))
+
+    def train(self, batch: TrainBatch, hold: bool) -> StepTrained:
+        """One step and its push."""
+        began = time.monotonic()
+        result = self._trainer.train(batch)
+        update_s = time.monotonic() - began
+        return StepTrained(result=result, update_s=update_s, push_s=self._push(hold))
+
+    def save(self, version: int) -> CheckpointSaved:
+        """Write a checkpoint, whole or not at all."""
+        from staleflow.training.checkpoints import write_checkpoint
+
+        began = time.monotonic()
+        write_checkpoint(self._checkpoints, version, self._trainer.save, self._config.checkpoint.keep)
+        return CheckpointSaved(version=version, seconds=time.monotonic() - began)
+
+    def release(self, version: int) -> None:
+        """Let a held version go."""
+        lease = self._held.pop(version, None)
+        if lease is not None:
+            lease.release()
+
+    def _push(self, hold: bool) -> float:
+        began = time.monotonic()
+        version = self._trainer.version
+        self._publisher.push(version, self._trainer.weights())
+        if hold:
+            self._held[version] = self._publisher.hold(version)
+        return time.monotonic() - began
+
+
+class EvaluatorActor:
+    """Evaluation with engines of its own."""
+
+    def __init__(self, config: Config, weights: Handle, logs: Path) -> None:
+        log_to(logs, "evaluator")
+        data = read_data(config)
+        self._evaluator = build_evaluator(config, data, build_pool(config))
+        self._subscriber = weights.subscriber()
+
+    def evaluate(self, version: int) -> Evaluated:
+        """Evaluate a version that is held, or the newest."""
+        began = time.monotonic()
+        with self._subscriber.lease(version) as lease:
+            values = self._evaluator.evaluate(lease.tensors, version)
+        return Evaluated(version=version, values=values, seconds=time.monotonic() - began)
+
+    def close(self) -> None:
+        """Free engines and verifier processes."""
+        self._evaluator.close()

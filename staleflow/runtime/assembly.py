@@ -1,0 +1,336 @@
+"""The composition root: every part is built here, from the config, and nowhere else.
+
+Invariant: this is the only module that knows both the config and the back ends. Parts get plain values. Heavy
+libraries are imported where a part that needs them is built, so that each process loads what it uses.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from staleflow.config.schema import Config
+from staleflow.coordination.batches import BatchSettings
+from staleflow.coordination.control import Control, Patience
+from staleflow.coordination.coordinator import Coordinator
+from staleflow.coordination.migration import MIGRATION
+from staleflow.coordination.routing import ROUTING
+from staleflow.coordination.synchronization import SYNCHRONIZATION
+from staleflow.data.schedule import PromptSchedule, check_batch_size
+from staleflow.data.sources import PromptSource, check_prompts, load_source
+from staleflow.data.tokenizers import Tokenizer, load_tokenizer
+from staleflow.data.trajectory import Prompt, Trajectory
+from staleflow.errors import ConfigError
+from staleflow.protocol.buffer import StalenessBuffer
+from staleflow.registry import load_named
+from staleflow.reward.verifiers import ScoreRequest
+from staleflow.rollout.engine import Engine, SamplingParams
+from staleflow.runtime.evaluation import Evaluator, Scorer
+from staleflow.runtime.start import StartPoint
+from staleflow.servers.trajectory_server import TrajectoryServer
+from staleflow.training.filtering import is_uninformative
+from staleflow.training.models import model_folder
+from staleflow.training.trainer import Trainer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+NO_WEIGHTS = -1
+"""Version of an engine that has not pulled yet."""
+DEFAULT_CONTEXT = 1 << 20
+"""Tokens, for a model whose config names no limit."""
+
+
+# ---------------------------------------------------------------------- data
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataParts:
+    """What is read before anything starts."""
+
+    tokenizer: Tokenizer
+    train: PromptSource
+    held_out: tuple[Prompt, ...]
+    """Empty when nothing is evaluated."""
+
+
+def read_data(config: Config) -> DataParts:
+    """Build tokenizer and sources, and check that every prompt can be used. Raises UserError."""
+    tokenizer = build_tokenizer(config)
+    longest = max_model_len(config) - config.rollout.max_new_tokens
+    if longest < 1:
+        raise ConfigError(
+            f"rollout.max_new_tokens is {config.rollout.max_new_tokens}, which leaves no room for a prompt "
+            f"in the model's {max_model_len(config)} tokens: lower it"
+        )
+    train = build_source(config, tokenizer)
+    check_batch_size(config.data.batch_size, len(train), epochs=config.data.epochs)
+    check_prompts(train, longest)
+    held_out: tuple[Prompt, ...] = ()
+    if config.evaluation.every:
+        source = build_held_out(config, tokenizer)
+        check_prompts(source, longest)
+        held_out = tuple(source.prompt(i) for i in range(min(len(source), config.evaluation.prompts)))
+    return DataParts(tokenizer=tokenizer, train=train, held_out=held_out)
+
+
+def build_tokenizer(config: Config) -> Tokenizer:
+    """The model's tokenizer, or the one named."""
+    if config.model.tokenizer is not None:
+        return load_tokenizer(Path(config.model.tokenizer).expanduser())
+    return load_tokenizer(model_folder(config.model.source))
+
+
+def build_source(config: Config, tokenizer: Tokenizer) -> PromptSource:
+    """The training prompts."""
+    return load_source(config.data.source, tokenizer, **_source_options(config, held_out=False))
+
+
+def build_held_out(config: Config, tokenizer: Tokenizer) -> PromptSource:
+    """The evaluation prompts: another split, seed or file of the same source."""
+    return load_source(config.data.source, tokenizer, **_source_options(config, held_out=True))
+
+
+def _source_options(config: Config, *, held_out: bool) -> dict[str, Any]:
+    data = config.data
+    options: dict[str, Any] = {"split": "held_out" if held_out else "train"}
+    options["size"] = config.evaluation.prompts if held_out else data.size
+    if data.source in ("jsonl", "parquet"):
+        options |= {
+            "path": data.path,
+            "prompt_column": data.prompt_column,
+            "answer_column": data.answer_column,
+        }
+    else:
+        options["seed"] = config.run.seed
+    return options | data.options
+
+
+def max_model_len(config: Config) -> int:
+    """Tokens of prompt and response together: the config's own limit, or the model's."""
+    about = json.loads((model_folder(config.model.source) / "config.json").read_text(encoding="utf-8"))
+    own = about.get("max_position_embeddings") or about.get("n_positions") or DEFAULT_CONTEXT
+    return min(int(own), config.rollout.max_model_len or int(own))
+
+
+def scoring_request(tokenizer: Tokenizer) -> Callable[[Trajectory], ScoreRequest]:
+    """A function from a finished trajectory to what its verifier gets."""
+
+    def request(trajectory: Trajectory) -> ScoreRequest:
+        prompt = trajectory.prompt
+        return ScoreRequest(
+            trajectory_id=trajectory.trajectory_id,
+            prompt=prompt.text,
+            response=tokenizer.decode(trajectory.tokens.tolist()),
+            answer=prompt.answer,
+            metadata=dict(prompt.metadata),
+        )
+
+    return request
+
+
+# ---------------------------------------------------------------------- control and trajectory server
+
+
+def build_control(config: Config, start: StartPoint) -> Control:
+    """Buffer, coordinator and lifecycle of this attempt."""
+    coordination, data = config.coordination, config.data
+    return Control(
+        buffer=StalenessBuffer(
+            bound=config.staleness.bound, batch_size=data.batch_size, next_buffer=start.step
+        ),
+        coordinator=Coordinator(
+            routing=ROUTING[coordination.routing.strategy](),
+            synchronization=SYNCHRONIZATION[coordination.synchronization.strategy](),
+            migration=MIGRATION[coordination.migration.strategy](),
+        ),
+        batches=BatchSettings(
+            steps=config.run.steps,
+            group_size=data.group_size,
+            last_batch=data.last_batch,
+            max_filtered_batches=data.max_filtered_batches,
+        ),
+        patience=Patience(stall_after_s=config.rollout.lost_after_s, max_retries=config.rollout.max_retries),
+        expected_response=min(64, config.rollout.max_new_tokens),
+        group_filter=is_uninformative if config.training.dynamic_sampling else None,
+        attempt=start.attempt,
+        next_seq=start.next_seq,
+    )
+
+
+def build_trajectory_server(config: Config, source: PromptSource, start: StartPoint) -> TrajectoryServer:
+    """Payload storage, fed from the prompts that this attempt has not used yet."""
+    data = config.data
+
+    def prompts(epochs: int | None, used: Mapping[int, set[int]]) -> Iterator[tuple[int, int, Prompt]]:
+        schedule = PromptSchedule(
+            len(source), epochs=epochs, seed=config.run.seed, shuffle=data.shuffle, used=used
+        )
+        return ((epoch, index, source.prompt(index)) for epoch, index in schedule)
+
+    everything = set(range(len(source)))
+    past = {epoch: everything for epoch in range(data.epochs or 0)}
+    return TrajectoryServer(
+        prompts=prompts(data.epochs, start.used),
+        padding=prompts(None, {**past, **{e: u for e, u in start.used.items() if e not in past}}),
+        group_size=data.group_size,
+        max_new_tokens=config.rollout.max_new_tokens,
+        attempt=start.group_attempt,
+    )
+
+
+# ---------------------------------------------------------------------- engines
+
+
+def build_engine(
+    config: Config,
+    tokenizer: Tokenizer,
+    *,
+    spend: Callable[[float], object],
+    greedy: bool = False,
+    model: PreTrainedModel | None = None,
+) -> Engine:
+    """An engine without weights. `spend` lets the fake engine's time pass."""
+    rollout = config.rollout
+    sampling = SamplingParams(
+        temperature=0.0 if greedy else rollout.temperature,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
+        stop_token_ids=tokenizer.stop_token_ids,
+        max_model_len=max_model_len(config),
+    )
+    common: dict[str, Any] = {
+        "sampling": sampling,
+        "seed": config.run.seed,
+        "kv_capacity_tokens": rollout.kv_capacity_tokens,
+        "max_running": rollout.max_running,
+        "version": NO_WEIGHTS,
+    }
+    if rollout.engine == "torch":
+        from staleflow.rollout.torch.engine import TorchEngine
+
+        limit_threads(rollout.threads)
+        return TorchEngine(model if model is not None else build_model(config), **common)
+    if rollout.engine == "fake":
+        from staleflow.rollout.fake import FakeEngine
+
+        return FakeEngine(
+            **common,
+            vocab_size=tokenizer.vocab_size,
+            lengths=_fake_lengths(config),
+            seconds_per_step=rollout.fake.seconds_per_step,
+            spend=spend,
+        )
+    engine: Engine = load_named("rollout engine", rollout.engine, {})(config=config, **common)
+    return engine
+
+
+def _fake_lengths(config: Config) -> Callable[[Trajectory], int]:
+    from staleflow.rollout.lengths import evenly, fixed, long_tailed
+
+    lengths, seed = config.rollout.fake.lengths, config.run.seed
+    if lengths.kind == "fixed":
+        return fixed(round(lengths.mean))
+    if lengths.kind == "uniform":
+        return evenly(lengths.min, lengths.max, seed=seed)
+    return long_tailed(lengths.mean, lengths.sigma, lengths.max, seed=seed)
+
+
+def build_model(config: Config) -> PreTrainedModel:
+    """The model as its folder has it."""
+    from staleflow.training.models import load_model
+
+    return load_model(config.model.source, config.model.dtype)
+
+
+def limit_threads(threads: int) -> None:
+    """Let torch use so many threads of this process: more than there are cores make each other wait."""
+    import torch
+
+    torch.set_num_threads(threads)
+
+
+# ---------------------------------------------------------------------- trainer, rewards, evaluation
+
+
+def build_trainer(config: Config, start: StartPoint) -> Trainer:
+    """The trainer at the weights of the start point."""
+    training = config.training
+    if training.trainer != "torch":
+        trainer: Trainer = load_named("trainer", training.trainer, {})(config=config)
+    else:
+        from staleflow.training.algorithms import load_algorithm
+        from staleflow.training.torch_trainer import TorchTrainer
+
+        limit_threads(training.threads)
+        trainer = TorchTrainer(
+            build_model(config),
+            algorithm=load_algorithm(training.algorithm),
+            correction=training.correction,
+            temperature=config.rollout.temperature,
+            learning_rate=training.learning_rate,
+            weight_decay=training.weight_decay,
+            betas=training.betas,
+            warmup_steps=training.warmup_steps,
+            max_grad_norm=training.max_grad_norm,
+            minibatches=training.minibatches,
+            micro_batch_tokens=training.micro_batch_tokens,
+            clip_low=training.clip_low,
+            clip_high=training.clip_high,
+            tis_cap=training.tis_cap,
+            overlong_buffer=training.overlong_buffer,
+            overlong_penalty=training.overlong_penalty,
+            max_new_tokens=config.rollout.max_new_tokens,
+            bound=config.staleness.bound,
+            seed=config.run.seed,
+        )
+    if start.checkpoint is not None:
+        trainer.load(start.checkpoint)
+    return trainer
+
+
+def build_pool(config: Config, log: Path | None = None) -> Scorer:
+    """Verifier processes with hard limits."""
+    from staleflow.reward.pool import RewardPool
+
+    reward = config.reward
+    return RewardPool(
+        reward.verifier,
+        workers=reward.workers,
+        timeout_s=reward.timeout_s,
+        memory_mb=reward.memory_mb,
+        on_failure=reward.on_failure,
+        log=log,
+    )
+
+
+def build_inline_scorer(config: Config) -> Scorer:
+    """The verifier in this process, without limits."""
+    from staleflow.reward.inline import InlineScorer
+
+    return InlineScorer(config.reward.verifier, config.reward.on_failure)
+
+
+def build_evaluator(config: Config, data: DataParts, scorer: Scorer) -> Evaluator:
+    """Two engines, sampled and greedy, over the held-out prompts."""
+
+    def no_time(seconds: float) -> None:
+        """Evaluation with the fake engine takes no time."""
+
+    model = build_model(config) if config.rollout.engine == "torch" else None
+    return Evaluator(
+        sampled=build_engine(config, data.tokenizer, spend=no_time, model=model),
+        greedy=build_engine(config, data.tokenizer, spend=no_time, greedy=True, model=model),
+        prompts=data.held_out,
+        scorer=scorer,
+        request=scoring_request(data.tokenizer),
+        max_new_tokens=config.evaluation.max_new_tokens or config.rollout.max_new_tokens,
+    )
+
+
+def instance_names(config: Config) -> list[str]:
+    """`i0`, `i1`, ..."""
+    return [f"i{n}" for n in range(config.rollout.instances)]

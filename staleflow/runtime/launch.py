@@ -1,0 +1,203 @@
+"""From a config to a finished run folder: what `staleflow run` does.
+
+Order: check everything that can be wrong before anything is created; take the run folder; start; watch; end.
+Ctrl-C once finishes the step, saves and writes the report; twice stops now. Either way no process is left.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+
+from staleflow.config.schema import Config
+from staleflow.errors import EXIT_INTERRUPTED, EXIT_OK, RunFailed
+from staleflow.protocol.records import Start
+from staleflow.reward.verifiers import load_verifier
+from staleflow.runtime.assembly import DataParts, read_data
+from staleflow.runtime.session import InlineSession, RunPaths, Session
+from staleflow.runtime.start import StartPoint, first_start, resumed_start
+from staleflow.storage.provenance import provenance
+from staleflow.storage.run_folder import RunFolder
+from staleflow.telemetry.console import RunConsole, make_console
+from staleflow.telemetry.jsonl import JsonlSink
+from staleflow.telemetry.rows import Row
+from staleflow.telemetry.sinks import Fanout, Sink
+from staleflow.telemetry.wandb import open_wandb
+
+LOOK_EVERY_S = 0.25
+"""The console is redrawn four times a second."""
+
+
+def launch(config: Config, *, resume: bool, clean: bool) -> int:
+    """Run to the end; returns the exit code. Raises UserError before anything is started, or RunFailed."""
+    data = read_data(config)
+    load_verifier(config.reward.verifier)
+    with _run_folder(config, resume=resume, clean=clean) as folder:
+        config = config.model_copy(update={"run": config.run.model_copy(update={"name": folder.name})})
+        if resume:
+            folder.check_config(config.model_dump(mode="json"))
+        start = _start_point(config, folder, resume=resume)
+        folder.write_config(config.to_yaml(), provenance())
+        paths = RunPaths(
+            name=folder.name,
+            ledger=folder.ledger.resolve(),
+            checkpoints=folder.checkpoints.resolve(),
+            logs=folder.logs.resolve(),
+        )
+        try:
+            reason = _watched(config, data, start, paths, folder)
+        finally:
+            _write_report(folder.path, folder.report)
+    print(f"run folder: {folder.path}\nreport:     {folder.report}")
+    return EXIT_INTERRUPTED if reason == "interrupted" else EXIT_OK
+
+
+@contextmanager
+def _run_folder(config: Config, *, resume: bool, clean: bool) -> Iterator[RunFolder]:
+    folder = RunFolder.create(
+        Path(config.run.output_dir),
+        config.run.name,
+        now=time.time(),
+        seed=config.run.seed,
+        resume=resume,
+        clean=clean,
+    )
+    with folder:
+        yield folder
+
+
+def _start_point(config: Config, folder: RunFolder, *, resume: bool) -> StartPoint:
+    opening = Start(
+        bound=config.staleness.bound,
+        batch_size=config.data.batch_size,
+        group_size=config.data.group_size,
+        last_batch=config.data.last_batch,
+        spare_limit=config.redundancy.groups,
+    )
+    if resume:
+        return resumed_start(opening, folder.ledger, folder.checkpoints)
+    return first_start(opening)
+
+
+def _start_session(config: Config, data: DataParts, start: StartPoint, paths: RunPaths) -> Session:
+    if config.cluster.runtime == "inline":
+        return InlineSession(config, data, start, paths)
+    from staleflow.runtime.ray_session import RaySession
+
+    return RaySession(config, start, paths)
+
+
+# ---------------------------------------------------------------------- watching
+
+
+def _watched(config: Config, data: DataParts, start: StartPoint, paths: RunPaths, folder: RunFolder) -> str:
+    console = make_console(config.telemetry.console)
+    sinks = _open_sinks(config, folder, console)
+    session: Session | None = None
+    interrupts = Interrupts()
+    try:
+        with interrupts:
+            session = _start_session(config, data, start, paths)
+            return _watch(session, interrupts, console, sinks)
+    except StoppedNow:
+        return "interrupted"
+    finally:
+        if session is not None:
+            session.close()
+        sinks.close()
+        console.close()
+
+
+def _watch(session: Session, interrupts: Interrupts, console: RunConsole, sinks: Sink) -> str:
+    asked = False
+    while True:
+        reason = session.outcome()  # before the look, so that the look after the end misses nothing
+        rows, status = session.look(LOOK_EVERY_S)
+        for row in rows:
+            sinks.write(row)
+            console.row(row)
+        if status is not None:
+            if asked and status.phase == "running":
+                status = replace(status, phase="finishing step")
+            console.update(status)
+        if reason is not None:
+            return reason
+        if interrupts.count and not asked:
+            asked = True
+            session.request_stop()
+            print("finishing the step; Ctrl-C again stops now", file=sys.stderr)
+        if interrupts.count > 1:
+            raise StoppedNow
+
+
+class StoppedNow(Exception):
+    """The person pressed Ctrl-C twice."""
+
+
+class Interrupts:
+    """Counts Ctrl-C (and SIGTERM) while it is entered; a third one gets through as KeyboardInterrupt."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._before: dict[signal.Signals, object] = {}
+
+    def __enter__(self) -> Interrupts:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+        if self.count > 2:
+            raise KeyboardInterrupt
+
+
+# ---------------------------------------------------------------------- sinks and report
+
+
+def _open_sinks(config: Config, folder: RunFolder, console: RunConsole) -> Fanout:
+    sinks: list[Sink] = [JsonlSink(folder.metrics)]
+    wandb = config.telemetry.wandb
+
+    def warn(text: str) -> None:
+        row = Row(kind="event", time=time.time(), values={"event/name": "warning", "event/text": text})
+        sinks[0].write(row)
+        console.row(row)
+
+    opened = open_wandb(
+        mode=wandb.mode,
+        project=wandb.project,
+        entity=wandb.entity,
+        run_name=folder.name,
+        folder=folder.path,
+        config=config.model_dump(mode="json"),
+        warn=warn,
+    )
+    if opened is not None:
+        sinks.append(opened)
+    return Fanout(sinks)
+
+
+def _write_report(folder: Path, target: Path) -> None:
+    """The report is written even when the run failed; a report that fails must not hide why."""
+    from staleflow.reporting.report import terminal_summary, write_report
+
+    try:
+        write_report([folder], target)
+        print(terminal_summary([folder]))
+    except Exception as error:
+        if sys.exc_info()[0] is RunFailed:
+            return
+        print(f"the report could not be written: {error}", file=sys.stderr)
