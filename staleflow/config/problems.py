@@ -72,7 +72,8 @@ def _problem(model: type[Section], details: ErrorDetails, layer: Layer) -> str:
         return _unknown_key(model, path, value, layer)
     name = ".".join(path)
     if kind == "missing":
-        return f"{name}: is missing ({read_where(layer, path[:-1], value)})"
+        # Every key has a default, so this is the element of a list that is too short.
+        return f"{'.'.join(path[:-1])}: {read_where(layer, path[:-1], value)}; allowed: a longer list"
     fields = dict(key_paths(model))
     allowed, hint = _allowed(details, fields.get(path))
     return f"{name}: {read_where(layer, path, value)}; allowed: {allowed}{hint and f'; {hint}'}"
@@ -103,8 +104,8 @@ def _allowed(details: ErrorDetails, field: FieldInfo | None) -> tuple[str, str]:
         allowed = f"{words} {json.dumps(context[key])}"
     elif kind == "value_error":
         allowed = str(context["error"]).removeprefix("allowed: ")
-    elif kind in ("too_long", "too_short", "missing"):
-        allowed = f"a list of {context.get('max_length', context.get('min_length'))}"
+    elif kind == "too_long":
+        allowed = f"a list of {context['max_length']}"
     else:
         allowed = _ALLOWED.get(kind, details["msg"])
     optional = field is not None and NoneType in get_args(field.annotation)

@@ -16,15 +16,15 @@ class FakeLengths(Section):
     """How long the scripted responses of the fake engine are, in tokens."""
 
     kind: Literal["fixed", "uniform", "lognormal"] = "fixed"
-    """fixed: always mean; uniform: from min to max; lognormal: long-tailed around mean."""
+    """fixed: always mean; uniform: from min to max; lognormal: long-tailed, cut at max."""
     mean: float = Field(default=32.0, gt=0)
-    """Mean length (fixed, lognormal)."""
+    """The length (fixed), or the median length (lognormal)."""
     sigma: float = Field(default=1.0, ge=0)
     """Deviation of the logarithm of the length (lognormal)."""
     min: int = Field(default=1, ge=1)
-    """Shortest length."""
+    """Shortest length (uniform)."""
     max: int = Field(default=96, ge=1)
-    """Longest length."""
+    """Longest length (uniform, lognormal)."""
 
 
 class FakeEngine(Section):

@@ -24,6 +24,8 @@ _FLOAT = re.compile(
     r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
 )
 _TAG = "tag:yaml.org,2002:"
+_TAGS = {_TAG + name for name in ("null", "bool", "int", "float", "str", "seq", "map")}
+"""What a config may hold; a value of any other type needs a tag of its own and is refused."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -83,6 +85,8 @@ class _Reader:
     def read(self, node: yaml.Node, path: Path) -> Any:
         place = f"{self._name}:{node.start_mark.line + 1}"
         self.origins[path] = self._origin or f"from {place}"
+        if node.tag not in _TAGS:
+            raise ConfigError(f"{place}: the tag {node.tag.replace(_TAG, '!!')} is not allowed in a config")
         if id(node) in self._open:
             raise ConfigError(f"{place}: a value contains itself")
         self._open.add(id(node))
@@ -109,16 +113,14 @@ class _Reader:
         return {key: self.read(value, (*path, key)) for key, (_, value) in zip(seen, node.value, strict=True)}
 
     def _scalar(self, node: yaml.Node, place: str) -> Any:
-        if node.tag == f"{_TAG}int":  # PyYAML would read 010 as octal
-            return int(node.value, 16 if node.value.startswith("0x") else 10)
-        if node.tag == f"{_TAG}float":
-            return float(re.sub(r"\.(?=inf|Inf|INF|nan|NaN|NAN)", "", node.value))
-        if node.tag in (f"{_TAG}merge", f"{_TAG}value"):
-            return node.value
         try:
+            if node.tag == f"{_TAG}int":  # PyYAML would read 010 as octal
+                return int(node.value, 16 if node.value.startswith("0x") else 10)
+            if node.tag == f"{_TAG}float":
+                return float(re.sub(r"\.(?=inf|Inf|INF|nan|NaN|NAN)", "", node.value))
             return self._loader.construct_object(node)
-        except ValueError as error:
-            raise ConfigError(f"{place}: {error}") from error
+        except (ValueError, KeyError) as error:  # an explicit tag that its text does not fit
+            raise ConfigError(f"{place}: {node.value!r} is no {node.tag.removeprefix(_TAG)}") from error
 
 
 class _Dumper(yaml.SafeDumper):

@@ -338,9 +338,9 @@ class Control:
                 )
             )
         for trajectory_id in self._external.expired(self._now):
-            member = self.population.find(trajectory_id)
-            if member is not None:
-                self._give_up(member, "its environment did not answer in time")
+            waiting = self.population.find(trajectory_id)
+            if waiting is not None:
+                self._give_up(waiting, "its environment did not answer in time")
 
     def _give_up(self, member: Member, why: str) -> None:
         self.population.to_generated(member, member.length)

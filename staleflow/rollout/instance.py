@@ -174,7 +174,7 @@ class RolloutInstance:
             self._reject(command.seq, command.trajectory_id, "the trajectory did not come with its Route")
         elif self._engine.version < command.min_version:
             reason = f"version {self._engine.version} is older than {command.min_version}"
-            self._reject(command.seq, command.trajectory_id, reason)
+            self._reject(command.seq, command.trajectory_id, reason, stale_version=True)
         else:
             try:
                 self._engine.add(payload)
@@ -205,8 +205,12 @@ class RolloutInstance:
         finally:
             self._pull_seconds += self._clock() - started
 
-    def _reject(self, seq: int, trajectory_id: str | None, reason: str) -> None:
-        self._rejections.append(Rejection(seq=seq, trajectory_id=trajectory_id, reason=reason))
+    def _reject(
+        self, seq: int, trajectory_id: str | None, reason: str, *, stale_version: bool = False
+    ) -> None:
+        self._rejections.append(
+            Rejection(seq=seq, trajectory_id=trajectory_id, reason=reason, stale_version=stale_version)
+        )
 
     def advance(self) -> None:
         """One decode step, if there is anything to decode. Raises EngineError when the engine breaks."""

@@ -94,7 +94,8 @@ class RaySession:
         self._own_cluster = config.cluster.address is None
         _connect(config)
         options: dict[str, Any] = {"num_cpus": 0, "concurrency_groups": {"loop": 1, "look": 1}}
-        self._actor = ray.remote(**options)(TrajectoryServerActor).remote(config, start, paths)
+        make: Any = ray.remote(**options)(TrajectoryServerActor)
+        self._actor = make.remote(config, start, paths)
         self._result = self._actor.run.options(concurrency_group="loop").remote()
         self._look: Any = None
         self._silent_s = 0.0

@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from staleflow.config.schema import Config
+from staleflow.data.environment import Environment, SingleTurn
+from staleflow.rollout.engine import Engine
 from staleflow.runtime.assembly import (
     DataParts,
     build_control,
@@ -84,10 +87,20 @@ def make_observer(config: Config, paths: RunPaths, clock: Clock) -> Observer:
 
 
 def inline_loop(
-    config: Config, data: DataParts, start: StartPoint, paths: RunPaths, observer: Observer, clock: Clock
+    config: Config,
+    data: DataParts,
+    start: StartPoint,
+    paths: RunPaths,
+    *,
+    observer: Observer,
+    clock: Clock,
+    make_engine: Callable[[str, int], Engine] | None = None,
+    environment: Environment | None = None,
 ) -> RunLoop:
-    """Everything in this process, on one clock."""
-    from staleflow.data.environment import SingleTurn
+    """Everything in this process, on one clock.
+
+    `make_engine(instance, incarnation)` and `environment` replace the config's.
+    """
     from staleflow.servers.parameter_server import ParameterServer
     from staleflow.training.checkpoints import write_checkpoint
     from staleflow.training.trainer import Trainer
@@ -98,7 +111,7 @@ def inline_loop(
     evaluator = build_evaluator(config, data, build_inline_scorer(config)) if data.held_out else None
     backend = InlineBackend(
         instances=instance_names(config),
-        make_engine=lambda instance, incarnation: build_engine(config, data.tokenizer, spend=clock.sleep),
+        make_engine=make_engine or (lambda *_: build_engine(config, data.tokenizer, spend=clock.sleep)),
         max_running=config.rollout.max_running,
         on_pull=config.rollout.on_pull,
         progress_interval_s=config.rollout.progress_interval_s,
@@ -113,7 +126,7 @@ def inline_loop(
     return RunLoop(
         control=build_control(config, start),
         server=build_trajectory_server(config, data.train, start),
-        environment=SingleTurn(),
+        environment=environment or SingleTurn(),
         backend=backend,
         ledger=LedgerWriter(paths.ledger),
         opening=start.opening,
@@ -129,7 +142,7 @@ class InlineSession:
     def __init__(self, config: Config, data: DataParts, start: StartPoint, paths: RunPaths) -> None:
         clock = VirtualClock()
         self._observer = make_observer(config, paths, clock)
-        self._loop = inline_loop(config, data, start, paths, self._observer, clock)
+        self._loop = inline_loop(config, data, start, paths, observer=self._observer, clock=clock)
         self._reason: str | None = None
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="run-loop", daemon=True)
