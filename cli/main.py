@@ -116,19 +116,20 @@ def report(
     runs: Runs,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="HTML file; default: report.html in the first run's folder."),
+        typer.Option(
+            "--output",
+            "-o",
+            help="HTML file; default: report.html in one run's folder, comparison.html here for several.",
+        ),
     ] = None,
     debug: Debug = False,
 ) -> int:
     """Write one offline HTML file about one run, or several side by side, and print a summary."""
-    folders = _run_folders(runs)
-    target = output or (folders[0] / "report.html" if len(folders) == 1 else Path("comparison.html"))
-    if not target.parent.is_dir():
-        raise UserError(f"there is no folder {target.parent} to write {target.name} to")
+    target = output or (runs[0] / "report.html" if len(runs) == 1 else Path("comparison.html"))
     from staleflow.reporting.report import terminal_summary, write_report
 
-    write_report(folders, target)
-    print(terminal_summary(folders))
+    write_report(runs, target)
+    print(terminal_summary(runs))
     print(f"report: {target}")
     return 0
 
@@ -140,10 +141,12 @@ def audit(runs: Runs, debug: Debug = False) -> int:
     from staleflow.audit import audit_ledger
 
     code = 0
-    for folder in _run_folders(runs):
-        result = audit_ledger(folder / "ledger.jsonl")
-        print(f"{folder}: {result}")
-        if result.violations:
+    for run in runs:
+        if not run.exists():
+            raise RunFolderError(f"there is no run folder {run}")
+        result = audit_ledger(run)
+        print(f"{run}\n{result.text()}")
+        if not result.ok:
             code = EXIT_AUDIT_VIOLATION
     return code
 
@@ -156,13 +159,6 @@ def config(debug: Debug = False) -> int:
 
     print(documented_defaults(), end="")
     return 0
-
-
-def _run_folders(runs: list[Path]) -> list[Path]:
-    for folder in runs:
-        if not (folder / "ledger.jsonl").is_file():
-            raise RunFolderError(f"{folder} is not a run folder: it has no ledger.jsonl")
-    return runs
 
 
 def main() -> None:
