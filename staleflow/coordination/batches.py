@@ -178,8 +178,14 @@ class Batches:
         )
 
     def _finish(self, reason: FinishKind) -> None:
+        """Close the ledger; what is left is dropped, and instances may stop working on it."""
         self.finished = reason
-        left = [m.trajectory_id for m in self._population.members()]
         self._outbox.record(End(steps=self._buffer.next_buffer, reason=reason))
+        left: list[str] = []
+        for group in list(self._population.groups()):
+            for member in map(self._population.member, group.members):
+                self._abort(member, f"the run is over: {reason}")
+                left.append(member.trajectory_id)
+            self._population.forget(group.group_id, TrajectoryState.RELEASED)
         self._outbox.put(Discard(trajectory_ids=tuple(left), reason="discarded"))
         self._outbox.put(Finish(reason=reason))

@@ -283,16 +283,20 @@ class RunLoop:
     # ------------------------------------------------------------------ effects
 
     def _tell(self, event: Event) -> None:
-        """Queue an event; unless one is being worked on, work the queue off.
+        """Queue an event; unless effects are being performed, work the queue off."""
+        self._events.append(event)
+        if not self._working:
+            self._perform([])
+
+    def _perform(self, effects: Sequence[Effect]) -> None:
+        """Perform effects, then the events that come up, one after the other.
 
         An event that comes up while effects are performed waits for the rest of them, so that ledger records
         are written in the order of their numbers.
         """
-        self._events.append(event)
-        if self._working:
-            return
         self._working = True
         try:
+            self._apply(effects)
             while self._events:
                 began = self._clock.now()
                 effects = self._control.handle(self._events.popleft())
@@ -300,16 +304,6 @@ class RunLoop:
                 self._apply(effects)
         finally:
             self._working = False
-
-    def _perform(self, effects: Sequence[Effect]) -> None:
-        """Perform effects that did not come of an event, then the events that they raised."""
-        self._working = True
-        try:
-            self._apply(effects)
-        finally:
-            self._working = False
-        if self._events:
-            self._tell(self._events.popleft())
 
     def _apply(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
