@@ -119,7 +119,8 @@ def test_bound_zero_is_a_plain_synchronous_loop_to_the_bit(model: Path, tmp_path
 def test_the_reference_trains_at_all(model: Path, tmp_path: Path) -> None:
     """The comparison above would be empty if weights never moved."""
     config = toy_config(model, tmp_path, "staleness.bound=0")
-    before = {n: np.array(w) for n, w in build_trainer(config, first_start(opening(config))).weights().items()}
+    fresh = build_trainer(config, first_start(opening(config)))
+    before = {name: np.array(value) for name, value in fresh.weights().items()}
     _, after = synchronous_reference(config)
     assert any(not np.array_equal(before[name], after[name]) for name in before)
 
@@ -244,6 +245,12 @@ def test_a_stop_request_finishes_the_step_and_saves_it(model: Path, tmp_path: Pa
 
 # ---------------------------------------------------------------------- failures
 
+IMPATIENT = (
+    "rollout.lost_after_s=2",
+    "rollout.progress_interval_s=0.5",
+    "training.dynamic_sampling=false",
+)
+
 
 class EngineMaker:
     """Fake engines with a script for the first incarnation of one instance."""
@@ -286,9 +293,7 @@ def test_a_lost_result_is_generated_again(model: Path, tmp_path: Path) -> None:
     index = next(iter(PromptSchedule(len(first), seed=0)))[1]
     lost = frozenset({f"e0-p{index}-a0-m0", f"e0-p{index}-a0-m2"})
     maker = EngineMaker(FakeScript(lose=lost), instance=None)
-    config = toy_config(
-        model, tmp_path, "rollout.lost_after_s=2", "rollout.progress_interval_s=0.5", "training.dynamic_sampling=false"
-    )
+    config = toy_config(model, tmp_path, *IMPATIENT)
     run = ToyRun(config, tmp_path, make_engine=maker)
     assert run.run() == "completed"
     trained = {t.id: t.tokens for record in trained_records(run.ledger) for t in record.trajectories}
@@ -301,9 +306,7 @@ def test_a_trajectory_that_never_moves_is_masked_after_its_retries(model: Path, 
     index = next(iter(PromptSchedule(len(data), seed=0)))[1]
     victim = f"e0-p{index}-a0-m1"
     maker = EngineMaker(FakeScript(freeze=frozenset({victim})), instance=None)
-    config = toy_config(
-        model, tmp_path, "rollout.lost_after_s=2", "rollout.progress_interval_s=0.5", "training.dynamic_sampling=false"
-    )
+    config = toy_config(model, tmp_path, *IMPATIENT)
     run = ToyRun(config, tmp_path, make_engine=maker)
     assert run.run() == "completed"
     rows = run.observer.take_rows()
@@ -381,7 +384,7 @@ def test_two_turns_train_on_generated_tokens_only(model: Path, tmp_path: Path) -
 # ---------------------------------------------------------------------- resume
 
 
-class Killed(Exception):  # noqa: N818
+class Killed(Exception):
     """Stands for kill -9 at a poll."""
 
 

@@ -1,4 +1,4 @@
-"""A tiny model folder, a config around it, and a verifier that needs no skill. Shared by the runtime's tests."""
+"""A tiny model folder, a config around it, and verifiers that need no skill, for the runtime's tests."""
 
 from __future__ import annotations
 
