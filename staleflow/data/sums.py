@@ -1,10 +1,12 @@
-"""The built-in task: add up single digits, writing every running sum. No download, exact rewards.
+"""The built-in task: add up numbers, writing every running sum. No download, exact rewards, long tail.
 
-    prompt    7+5+9=
-    response  +5=21+9=12      7 + 5 = 12, 12 + 9 = 21; sums have two digits, units first
-    answer    12              what follows the last `=`
+    prompt    350+970+800+.............................=    53 + 79 + 8, shortened here
+    response  231=041                                       53 + 79 = 132, 132 + 8 = 140
+    answer    041                                           what follows the last `=`
 
-Each term adds five tokens to the response and their number is geometric, so that response lengths are
+All numbers have three digits, units first. A prompt has room for ten terms, filled up with dots, so that the
+next term always stands equally far back: a tiny model learns where to look within a minute on one core. Each
+term adds four tokens to the response, and the number of terms is geometric, so that response lengths are
 long-tailed and rollout instances finish unevenly, as with long reasoning.
 
 Invariants: a prompt is a function of (seed, split, index) alone; training and held-out prompts are disjoint
@@ -16,36 +18,44 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Sequence
 from typing import Literal
 
 from staleflow.data.tokenizers import Tokenizer
 from staleflow.data.trajectory import Prompt
-from staleflow.errors import DataError
 
-ALPHABET = "0123456789+="
+ALPHABET = "0123456789+=."
+DIGITS = 3
 MIN_TERMS = 3
 MAX_TERMS = 10
+LARGEST_TERM = 99
 MORE_TERMS = 0.7
 """Chance of one more term, up to MAX_TERMS."""
 HELD_OUT_SHARE = 4
-"""One prompt in so many is held out: the short ones are few (1,000 of three terms)."""
-MAX_RESPONSE_TOKENS = 5 * (MAX_TERMS - 1) + 1
+"""One prompt in so many is held out."""
+PROMPT_TOKENS = MAX_TERMS * (DIGITS + 1)
+MAX_RESPONSE_TOKENS = (MAX_TERMS - 1) * (DIGITS + 1)
 """Of a correct response, stop token included."""
+DEFAULT_SIZE = 8192
+"""Prompts where the config asks for no number."""
 
 Split = Literal["train", "held_out"]
 
 
 class SumsSource:
-    """`size` prompts of one split. `prompt_id` is the index."""
+    """`size` prompts of one split, for the verifier `exact_match`. `prompt_id` is the index."""
 
-    def __init__(self, tokenizer: Tokenizer, *, size: int, seed: int = 0, split: Split = "train") -> None:
-        """Raises DataError when so many distinct held-out prompts do not exist."""
+    def __init__(
+        self, tokenizer: Tokenizer, *, size: int = DEFAULT_SIZE, seed: int = 0, split: Split = "train"
+    ) -> None:
         self._tokenizer = tokenizer
-        if split == "train":
-            # Drawn one by one: training may see a prompt again, as with any small data set.
-            self._terms = [_draw(random.Random(f"{seed}-{split}-{i}"), split) for i in range(size)]
-        else:
-            self._terms = _distinct(random.Random(f"{seed}-{split}"), size)
+        self._terms: list[list[int]] = []
+        rng, seen = random.Random(f"{seed}-{split}"), set()
+        while len(self._terms) < size:
+            terms = draw_terms(rng, split)
+            if question(terms) not in seen:
+                seen.add(question(terms))
+                self._terms.append(terms)
 
     def __len__(self) -> int:
         return len(self._terms)
@@ -59,22 +69,18 @@ class SumsSource:
             tokens=tuple(self._tokenizer.encode(text)),
             text=text,
             answer=_written(sum(terms)),
-            metadata={"terms": len(terms)},
+            metadata={"answer_after": "=", "terms": len(terms)},
         )
 
 
-def question(terms: list[int]) -> str:
+def question(terms: Sequence[int]) -> str:
     """The prompt for these terms."""
-    return "+".join(map(str, terms)) + "="
+    return "+".join(map(_written, terms)).ljust(PROMPT_TOKENS - 1, ".") + "="
 
 
-def solution(terms: list[int]) -> str:
+def solution(terms: Sequence[int]) -> str:
     """The response that writes every running sum."""
-    total, steps = terms[0], []
-    for term in terms[1:]:
-        total += term
-        steps.append(f"+{term}={_written(total)}")
-    return "".join(steps)
+    return "=".join(_written(sum(terms[:n])) for n in range(2, len(terms) + 1))
 
 
 def draw_terms(rng: random.Random, split: Split, *, uniform: bool = False) -> list[int]:
@@ -86,26 +92,9 @@ def draw_terms(rng: random.Random, split: Split, *, uniform: bool = False) -> li
             count = MIN_TERMS
             while count < MAX_TERMS and rng.random() < MORE_TERMS:
                 count += 1
-        terms = [rng.randrange(10) for _ in range(count)]
+        terms = [rng.randint(0, LARGEST_TERM) for _ in range(count)]
         if _split_of(question(terms)) == split:
             return terms
-
-
-def _draw(rng: random.Random, split: Split) -> list[int]:
-    return draw_terms(rng, split)
-
-
-def _distinct(rng: random.Random, size: int) -> list[list[int]]:
-    """`size` different held-out prompts; gives up when new ones have become too rare."""
-    found: dict[str, list[int]] = {}
-    tries = 0
-    while len(found) < size:
-        terms = draw_terms(rng, "held_out")
-        found.setdefault(question(terms), terms)
-        tries += 1
-        if tries > 100 * size + 1000:
-            raise DataError(f"The sums task has fewer than {size} distinct held-out prompts; ask for fewer.")
-    return list(found.values())
 
 
 def _split_of(text: str) -> Split:
@@ -114,4 +103,4 @@ def _split_of(text: str) -> Split:
 
 
 def _written(number: int) -> str:
-    return f"{number:02d}"[::-1]
+    return f"{number:0{DIGITS}d}"[::-1]
