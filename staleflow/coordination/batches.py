@@ -90,7 +90,11 @@ class Batches:
 
     def advance(self) -> None:
         """Hand out the next batch, or end the run, if it is time."""
-        if self.finished is not None or not self.trainer_idle:
+        if self.finished is not None:
+            return
+        if self.stopping and self.newest_version < 0:
+            self._finish("interrupted")  # there is no step to wait for yet
+        if not self.trainer_idle:
             return
         limit = self._settings.max_filtered_batches * self._buffer.batch_size
         if self.stopping:
@@ -183,9 +187,11 @@ class Batches:
         self._outbox.record(End(steps=self._buffer.next_buffer, reason=reason))
         left: list[str] = []
         for group in list(self._population.groups()):
-            for member in map(self._population.member, group.members):
-                self._abort(member, f"the run is over: {reason}")
-                left.append(member.trajectory_id)
+            for trajectory_id in group.members:
+                member = self._population.find(trajectory_id)
+                if member is not None:  # a surplus one is gone already
+                    self._abort(member, f"the run is over: {reason}")
+                    left.append(trajectory_id)
             self._population.forget(group.group_id, TrajectoryState.RELEASED)
         self._outbox.put(Discard(trajectory_ids=tuple(left), reason="discarded"))
         self._outbox.put(Finish(reason=reason))

@@ -18,13 +18,14 @@ Backpressure: groups are drawn only as far as the buffer can place them under th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from staleflow.coordination.batches import Batches, BatchSettings, FinishKind, GroupFilter
 from staleflow.coordination.commands import Abort, Command, Interrupt, Route
 from staleflow.coordination.coordinator import Coordinator
 from staleflow.coordination.effects import Effect, GiveUp, Score, Send
 from staleflow.coordination.events import (
+    Ended,
     Event,
     Given,
     GroupsDrawn,
@@ -125,6 +126,8 @@ class Control:
                 self._on_given(trajectory_id, length)
             case WaitingExternal(trajectory_id=trajectory_id, limit_s=limit_s):
                 self._on_waiting_external(trajectory_id, limit_s)
+            case Ended(trajectory_id=trajectory_id):
+                self._on_ended(trajectory_id)
             case TrainedStep(record=record):
                 self._outbox.record(record)
             case Pushed(version=version):
@@ -185,6 +188,8 @@ class Control:
     def _issue(self, command: Command) -> None:
         if isinstance(command, Route) and not self._admit(command):
             return
+        # Those behind a dropped Route close ranks, so that sequence numbers have no gap.
+        command = replace(command, seq=self.fleet.next_seq(command.instance))
         self.fleet.order(command)
         if isinstance(command, Route):
             member = self.population.member(command.trajectory_id)
@@ -196,10 +201,11 @@ class Control:
         self._outbox.put(Send(command=command))
 
     def _admit(self, route: Route) -> bool:
-        admission = route.admission
+        group, admission = route.group_id, route.admission
         if admission is None:
-            return True
-        group, version = route.group_id, admission.version
+            reserved = self.population.group(group).version
+            return reserved is not None and reserved <= route.min_version
+        version = admission.version
         try:
             if admission.kind == "reserve":
                 self.buffer.reserve(group, version, spare=admission.spare)
@@ -361,8 +367,13 @@ class Control:
             self.population.to_waiting_external(member)
             self._external.set(trajectory_id, self._now + limit_s)
 
+    def _on_ended(self, trajectory_id: str) -> None:
+        member = self.population.find(trajectory_id)
+        if member is not None:
+            self._external.forget(trajectory_id)
+            self.population.to_generated(member, member.length)
+
     def _on_rewarded(self, event: Rewarded) -> None:
         member = self.population.find(event.trajectory_id)
         if member is not None:
-            self._external.forget(event.trajectory_id)
             self.batches.rewarded(member, event)

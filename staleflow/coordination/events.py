@@ -81,6 +81,13 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """The environment of a waiting trajectory has nothing to add: it is being scored."""
+
+    trajectory_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rewarded:
     """A trajectory was scored."""
 
@@ -120,6 +127,7 @@ Event = (
     | SourceExhausted
     | WaitingExternal
     | Given
+    | Ended
     | Rewarded
     | TrainedStep
     | Pushed

@@ -34,6 +34,7 @@ from staleflow.coordination.effects import (
     Train,
 )
 from staleflow.coordination.events import (
+    Ended,
     Event,
     Given,
     GroupsDrawn,
@@ -47,7 +48,7 @@ from staleflow.coordination.events import (
     TrainedStep,
     WaitingExternal,
 )
-from staleflow.data.environment import Environment, Waiting
+from staleflow.data.environment import Done, Environment, Waiting
 from staleflow.data.trajectory import FinishReason, token_hash
 from staleflow.errors import RunFailed, UserError
 from staleflow.protocol.records import Record, Trained, TrainedMember
@@ -140,8 +141,10 @@ class RunLoop:
             self._wind_down()
             return self._control.finished
         finally:
-            self._ledger.close()
-            self._backend.close()
+            try:
+                self._ledger.close()
+            finally:  # a full disk must not leave processes behind
+                self._backend.close()
 
     # ------------------------------------------------------------------ turns
 
@@ -162,9 +165,8 @@ class RunLoop:
     def _wait_for_start(self) -> None:
         deadline = self._clock.now() + self._settings.start_timeout_s
         while self._version < 0 or not self._control.fleet.names():
-            if self._stop.is_set():
-                self._tell(StopRequested())
-                return
+            if self._control.finished is not None:
+                return  # stopped before anything was up
             if self._clock.now() > deadline:
                 missing = "the trainer" if self._version < 0 else "every rollout instance"
                 raise RunFailed(
@@ -330,22 +332,26 @@ class RunLoop:
 
     def _after_turn_end(self, trajectory_id: str) -> None:
         trajectory = self._server.get(trajectory_id)
-        if trajectory.finish_reason is FinishReason.FAILED:
-            self._server.set_reward(trajectory_id, FAILED)
-            self._rewarded(trajectory_id, FAILED.raw, FAILED.usable)
-            return
-        answer = self._environment.respond(trajectory)
+        waited = trajectory_id in self._external
+        stopped = trajectory.finish_reason is FinishReason.STOP
+        answer = self._environment.respond(trajectory) if stopped else Done()
         if isinstance(answer, Waiting):
-            if trajectory_id not in self._external:
+            if not waited:
                 self._external[trajectory_id] = None
                 self._tell(WaitingExternal(trajectory_id=trajectory_id, limit_s=answer.limit_s))
             return
         self._external.pop(trajectory_id, None)
+        if trajectory.finish_reason is FinishReason.FAILED:
+            self._server.set_reward(trajectory_id, FAILED)
+            self._rewarded(trajectory_id, FAILED.raw, FAILED.usable)
+            return
         trajectory = self._server.answer(trajectory_id, answer)
         if trajectory.finish_reason is None:
             self._tell(Given(trajectory_id=trajectory_id, length=trajectory.length))
-        else:
-            self._to_score.append(trajectory_id)
+            return
+        if waited:
+            self._tell(Ended(trajectory_id=trajectory_id))
+        self._to_score.append(trajectory_id)
 
     def _ask_environments(self) -> None:
         """Ask again for trajectories whose environment was not ready."""
@@ -400,4 +406,5 @@ class RunLoop:
     def _save(self, version: int) -> None:
         if version not in self._saving:
             self._saving.add(version)
+            self._ledger.flush(sync=True)  # a checkpoint never outlives the records of its steps
             self._backend.save(version)

@@ -1,0 +1,159 @@
+"""`Control` where something unusual happens: worked out by hand, one event at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from staleflow.coordination.batches import BatchSettings
+from staleflow.coordination.commands import Admission, Command, Route
+from staleflow.coordination.control import Control
+from staleflow.coordination.coordinator import Coordinator, Decision
+from staleflow.coordination.effects import Discard, Effect, Finish, GiveUp, Score, Send, Train
+from staleflow.coordination.events import (
+    DrawnGroup,
+    Ended,
+    GroupsDrawn,
+    InstanceJoined,
+    Pushed,
+    Reported,
+    Rewarded,
+    StopRequested,
+    WaitingExternal,
+)
+from staleflow.coordination.migration import NaiveMigration
+from staleflow.coordination.reports import InstanceReport, TrajectoryReport
+from staleflow.coordination.routing import NaiveRouting
+from staleflow.coordination.snapshot import Snapshot
+from staleflow.coordination.synchronization import NaiveSynchronization
+from staleflow.protocol.buffer import StalenessBuffer
+from staleflow.protocol.lifecycle import TrajectoryState
+
+
+class Scripted(Coordinator):
+    """Orders what it was told, whatever the snapshot says."""
+
+    def __init__(self, commands: Sequence[Command]) -> None:
+        self._script = tuple(commands)
+
+    def step(self, snapshot: Snapshot) -> Decision:
+        commands, self._script = self._script, ()
+        return Decision(commands=commands)
+
+
+def naive() -> Coordinator:
+    return Coordinator(
+        routing=NaiveRouting(), synchronization=NaiveSynchronization(), migration=NaiveMigration()
+    )
+
+
+def control(coordinator: Coordinator, *, batch_size: int = 1, group_size: int = 1) -> Control:
+    """One instance of version 0 and weights of version 0; nothing drawn yet."""
+    made = Control(
+        buffer=StalenessBuffer(bound=0, batch_size=batch_size),
+        coordinator=coordinator,
+        batches=BatchSettings(steps=5, group_size=group_size),
+    )
+    made.handle(Pushed(version=0))
+    made.handle(InstanceJoined(instance="i0", incarnation=1, version=0, kv_capacity=1000, max_running=8))
+    return made
+
+
+def draw(made: Control, *groups: tuple[str, int]) -> None:
+    """Groups by name and number of members, as if they had been asked for."""
+    made.handle(
+        GroupsDrawn(
+            groups=tuple(
+                DrawnGroup(group_id=g, members=tuple(f"{g}{m}" for m in range(n)), prompt_length=4)
+                for g, n in groups
+            )
+        )
+    )
+
+
+def report(made: Control, *, acked: int, finished: Sequence[str] = (), revision: int = 1) -> list[Effect]:
+    return made.handle(
+        Reported(
+            report=InstanceReport(
+                instance="i0",
+                incarnation=1,
+                revision=revision,
+                version=0,
+                acked_seq=acked,
+                finished=tuple(
+                    TrajectoryReport(trajectory_id=t, length=9, min_version=0, finish_reason="stop")
+                    for t in finished
+                ),
+            )
+        )
+    )
+
+
+def rewarded(trajectory_id: str, raw: float = 1.0) -> Rewarded:
+    return Rewarded(trajectory_id=trajectory_id, raw=raw, usable=True, token_hash="h")
+
+
+def route(seq: int, trajectory_id: str, admission: Admission | None) -> Route:
+    return Route(
+        instance="i0",
+        incarnation=1,
+        seq=seq,
+        trajectory_id=trajectory_id,
+        group_id=trajectory_id[0],
+        min_version=0,
+        admission=admission,
+    )
+
+
+def test_routes_behind_a_refused_one_go_out_without_a_gap_and_its_group_does_not() -> None:
+    """One place, three groups: b's reservation is refused, so neither of its members may leave."""
+    reserve = Admission(kind="reserve", version=0)
+    commands = [
+        route(1, "a0", reserve),
+        route(2, "b0", reserve),
+        route(3, "b1", None),
+        route(4, "a1", None),
+    ]
+    made = control(Scripted(commands), group_size=2)
+    draw(made, ("a", 2), ("b", 2))
+    sent = [e.command for e in made.cycle(1.0) if isinstance(e, Send)]
+    assert [(c.seq, c.trajectory_id) for c in sent if isinstance(c, Route)] == [(1, "a0"), (2, "a1")]
+    assert [m.trajectory_id for m in made.population.members() if m.state is TrajectoryState.PENDING] == [
+        "b0",
+        "b1",
+    ]
+
+
+def test_a_trajectory_whose_environment_ended_it_late_is_scored_without_a_limit() -> None:
+    """The time limit is the environment's; once it has answered, scoring may take longer."""
+    made = control(naive())
+    draw(made, ("a", 1))
+    made.cycle(1.0)
+    assert [e for e in report(made, acked=1, finished=["a0"]) if isinstance(e, Score)]
+    made.handle(WaitingExternal(trajectory_id="a0", limit_s=10))
+    made.handle(Ended(trajectory_id="a0"))
+    assert not [e for e in made.cycle(100.0) if isinstance(e, GiveUp)]
+    assert [e.step for e in made.handle(rewarded("a0")) if isinstance(e, Train)] == [0]
+
+
+def test_an_end_with_a_complete_group_that_had_surplus_members() -> None:
+    """The group's third member is long gone when the run ends before its batch is full."""
+    made = control(naive(), batch_size=2, group_size=2)
+    draw(made, ("a", 3))
+    made.cycle(1.0)
+    report(made, acked=3, finished=["a0", "a1"])
+    made.handle(rewarded("a0"))
+    dropped = [e.trajectory_ids for e in made.handle(rewarded("a1")) if isinstance(e, Discard)]
+    assert dropped == [("a2",)]
+    effects = made.handle(StopRequested())
+    assert [e.trajectory_ids for e in effects if isinstance(e, Discard)] == [("a0", "a1")]
+    assert [e.reason for e in effects if isinstance(e, Finish)] == ["interrupted"]
+
+
+def test_a_stop_before_the_first_weights_ends_at_once() -> None:
+    """There is no step to finish, and a trainer that never comes is not waited for."""
+    made = Control(
+        buffer=StalenessBuffer(bound=1, batch_size=2),
+        coordinator=naive(),
+        batches=BatchSettings(steps=5, group_size=2),
+    )
+    assert [e.reason for e in made.handle(StopRequested()) if isinstance(e, Finish)] == ["interrupted"]
