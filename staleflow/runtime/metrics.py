@@ -90,7 +90,7 @@ class StepMetrics:
         wasted = tokens["filtered"] + tokens["aborted"] + tokens["discarded"]
         values: Values = {"train/step": step}
         values |= _staleness(result, control.buffer.bound)
-        values |= _lags(control)
+        values |= _lags(control, result.version)
         for offset, (reserved, occupied) in enumerate(control.buffer.placement()):
             values[f"buffer/{offset}/reserved"] = reserved
             values[f"buffer/{offset}/occupied"] = occupied
@@ -121,9 +121,11 @@ def _staleness(result: TrainResult, bound: int) -> Values:
     }
 
 
-def _lags(control: Control) -> Values:
-    """How far groups that are generated, or wait for training, lag behind the newest version."""
-    newest = control.batches.newest_version
+def _lags(control: Control, newest: int) -> Values:
+    """How far groups that are generated, or wait for training, lag behind the newest version.
+
+    That is the one just pushed: before its push, what waits would look as fresh as when it was generated.
+    """
     values: Values = {}
     for name, occupied in (("in_flight", False), ("in_queue", True)):
         lags = [
