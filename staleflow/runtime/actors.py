@@ -1,7 +1,8 @@
 """The parts as processes. Each class is made a Ray actor by `ray_backend` and `ray_session`.
 
-Invariants: an actor builds its part from the config inside its own process; messages are few and large (one
-call per instance and interval, never one per trajectory); weights go from the trainer's process into the
+Invariants: an actor builds its part from the config inside its own process, and in `start` if the input may
+be at fault, for Ray reports what a constructor raises as a death without a cause; messages are few and large
+(one call per instance and interval, never one per trajectory); weights go from the trainer's process into the
 parameter server's storage and from there into the others, never through an actor call.
 """
 
@@ -57,14 +58,18 @@ def log_to(folder: Path, part: str) -> None:
 class ParameterServerActor:
     """Owns the storage of the weights."""
 
-    def __init__(self, run_name: str, directory: str | None, logs: Path) -> None:
+    def __init__(self, logs: Path) -> None:
         log_to(logs, "parameter_server")
+
+    def start(self, run_name: str, directory: str | None) -> Handle:
+        """Make the storage; returns how the other processes connect."""
         options: dict[str, Any] = {} if directory is None else {"directory": directory}
         self._server = ParameterServer("shared_memory", run_name=run_name, **options)
-
-    def handle(self) -> Handle:
-        """How the other processes connect."""
         return self._server.handle
+
+    def live(self, wait_s: float) -> None:
+        """A sign of life after a while."""
+        time.sleep(wait_s)
 
     def close(self) -> None:
         """Remove the storage."""
@@ -189,18 +194,16 @@ class RewardActor:
 class TrainerActor:
     """The trainer and its push."""
 
-    def __init__(
-        self, config: Config, start: StartPoint, weights: Handle, checkpoints: Path, logs: Path
-    ) -> None:
+    def __init__(self, config: Config, weights: Handle, checkpoints: Path, logs: Path) -> None:
         log_to(logs, "trainer")
         self._config = config
         self._checkpoints = checkpoints
-        self._trainer = build_trainer(config, start)
         self._publisher = weights.publisher()
         self._held: dict[int, Lease] = {}
 
-    def start(self, hold: bool) -> TrainerUp:
-        """Push the first weights."""
+    def start(self, start: StartPoint, hold: bool) -> TrainerUp:
+        """Build the trainer and push its weights."""
+        self._trainer = build_trainer(self._config, start)
         return TrainerUp(version=self._trainer.version, push_s=self._push(hold))
 
     def train(self, batch: TrainBatch, hold: bool) -> StepTrained:
@@ -238,9 +241,13 @@ class EvaluatorActor:
 
     def __init__(self, config: Config, weights: Handle, logs: Path) -> None:
         log_to(logs, "evaluator")
-        data = read_data(config)
-        self._evaluator = build_evaluator(config, data, build_pool(config))
+        self._config = config
         self._subscriber = weights.subscriber()
+
+    def start(self) -> None:
+        """Build engines and verifier processes."""
+        config = self._config
+        self._evaluator = build_evaluator(config, read_data(config), build_pool(config))
 
     def evaluate(self, version: int) -> Evaluated:
         """Evaluate a version that is held, or the newest."""

@@ -6,6 +6,7 @@ Ctrl-C once finishes the step, saves and writes the report; twice stops now. Eit
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -17,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 
 from staleflow.config.schema import Config
-from staleflow.errors import EXIT_INTERRUPTED, EXIT_OK, RunFailed
+from staleflow.errors import EXIT_INTERRUPTED, EXIT_OK, ConfigError
 from staleflow.protocol.records import Start
 from staleflow.reward.verifiers import load_verifier
 from staleflow.runtime.assembly import DataParts, read_data
@@ -33,12 +34,17 @@ from staleflow.telemetry.wandb import open_wandb
 
 LOOK_EVERY_S = 0.25
 """The console is redrawn four times a second."""
+ALL_FILTERED = (
+    "the run ended early: {} batches of groups in a row taught nothing, because the members of each had "
+    "the same reward or none at all; see data.max_filtered_batches and training.dynamic_sampling"
+)
 
 
 def launch(config: Config, *, resume: bool, clean: bool) -> int:
     """Run to the end; returns the exit code. Raises UserError before anything is started, or RunFailed."""
     data = read_data(config)
     load_verifier(config.reward.verifier)
+    _check_shared_memory(config)
     with _run_folder(config, resume=resume, clean=clean) as folder:
         config = config.model_copy(update={"run": config.run.model_copy(update={"name": folder.name})})
         if resume:
@@ -55,8 +61,22 @@ def launch(config: Config, *, resume: bool, clean: bool) -> int:
             reason = _watched(config, data, start, paths, folder)
         finally:
             _write_report(folder.path, folder.report)
+    if reason == "filtered_out":
+        print(ALL_FILTERED.format(config.data.max_filtered_batches), file=sys.stderr)
     print(f"run folder: {folder.path}\nreport:     {folder.report}")
     return EXIT_INTERRUPTED if reason == "interrupted" else EXIT_OK
+
+
+def _check_shared_memory(config: Config) -> None:
+    """On this machine it can be looked at before anything starts; on others the parameter server does."""
+    directory = config.cluster.shared_memory_dir
+    if directory is None or config.cluster.runtime == "inline" or config.cluster.address is not None:
+        return
+    if not (os.path.isdir(directory) and os.access(directory, os.W_OK | os.X_OK)):
+        raise ConfigError(
+            f"cluster.shared_memory_dir is {directory!r}, which is no writable folder; name one in memory, "
+            "such as /dev/shm, or leave it out"
+        )
 
 
 @contextmanager
@@ -101,24 +121,27 @@ def _watched(config: Config, data: DataParts, start: StartPoint, paths: RunPaths
     console = make_console(config.telemetry.console)
     sinks = _open_sinks(config, folder, console)
     session: Session | None = None
-    interrupts = Interrupts()
-    try:
-        with interrupts:
+    with Interrupts() as interrupts:  # around the end, too: a late Ctrl-C must not leave processes behind
+        try:
             session = _start_session(config, data, start, paths)
             return _watch(session, interrupts, console, sinks)
-    except StoppedNow:
-        return "interrupted"
-    finally:
-        if session is not None:
-            session.close()
-        sinks.close()
-        console.close()
+        except StoppedNow:
+            return "interrupted"
+        finally:
+            if session is not None:
+                session.close()
+            sinks.close()
+            console.close()
 
 
 def _watch(session: Session, interrupts: Interrupts, console: RunConsole, sinks: Sink) -> str:
     asked = False
     while True:
-        reason = session.outcome()  # before the look, so that the look after the end misses nothing
+        reason, failure = None, None
+        try:
+            reason = session.outcome()  # before the look, so that the look after the end misses nothing
+        except Exception as error:
+            failure = error
         rows, status = session.look(LOOK_EVERY_S)
         for row in rows:
             sinks.write(row)
@@ -127,6 +150,8 @@ def _watch(session: Session, interrupts: Interrupts, console: RunConsole, sinks:
             if asked and status.phase == "running":
                 status = replace(status, phase="finishing step")
             console.update(status)
+        if failure is not None:
+            raise failure
         if reason is not None:
             return reason
         if interrupts.count and not asked:
@@ -198,6 +223,4 @@ def _write_report(folder: Path, target: Path) -> None:
         write_report([folder], target)
         print(terminal_summary([folder]))
     except Exception as error:
-        if sys.exc_info()[0] is RunFailed:
-            return
         print(f"the report could not be written: {error}", file=sys.stderr)

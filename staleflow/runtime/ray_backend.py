@@ -1,9 +1,10 @@
 """The Ray back end: every part an actor, orders are calls, messages are finished calls.
 
-Flow: for each instance one `updates` call is always under way; it returns when the instance has news (not
-more often than every coordination interval) or after a while as a sign of life. A call that does not return
-in time, or ends with an error, means that the instance is lost: its actor is killed and a new incarnation
-started.
+Flow: for each instance one call is always under way, first `start`, then `updates`, which returns when the
+instance has news (not more often than every coordination interval) or after a while as a sign of life. A call
+that does not return in time, or ends with an error, means that the instance is lost: its actor is killed and
+a new incarnation started. Rewards and parameter server give signs of life likewise, and the run fails when
+they do not. A training step, a checkpoint and an evaluation may take as long as they like.
 
 Invariant: no call blocks the loop but `poll`, and that for no longer than it was told.
 """
@@ -11,13 +12,14 @@ Invariant: no call blocks the loop but `poll`, and that for no longer than it wa
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from staleflow.config.schema import Config
 from staleflow.coordination.commands import Command
@@ -34,9 +36,12 @@ from staleflow.runtime.assembly import instance_names
 from staleflow.runtime.backend import InstanceDown, InstanceUp, InstanceUpdated, Message, PartFailed, Scored
 from staleflow.runtime.clock import Clock
 from staleflow.runtime.start import StartPoint
+from staleflow.servers.transport import Handle
 
 ANSWER_WAIT_S = 2.0
-"""How long an instance or the rewards may stay silent before they give a sign of life."""
+"""How long a part may stay silent before it gives a sign of life."""
+SILENT_LIMIT_S = 60.0
+"""Without a sign of life from the rewards or the parameter server for this long, they are taken for dead."""
 MAX_RESTARTS = 3
 """Restarts of one instance; then it stays down."""
 CLOSE_WAIT_S = 5.0
@@ -52,6 +57,9 @@ class _Call:
     part: str
     on_result: Callable[[Any], list[Message]]
     on_error: Callable[[str, bool], list[Message]]
+    due: float = math.inf
+    late: str = ""
+    """The error when there is no result by then."""
 
 
 class RayBackend:
@@ -69,31 +77,22 @@ class RayBackend:
         self._calls: dict[Any, _Call] = {}
         self._instances: dict[str, Any] = {}
         self._incarnations: dict[str, int] = {}
-        self._heard: dict[str, float] = {}
-        self._dead: set[str] = set()
         self._trainer: Any = None
         self._evaluator: Any = None
         self._reward: Any = None
         self._server: Any = None
-        self._weights: Any = None
+        self._weights: Handle | None = None
 
     # ------------------------------------------------------------------ orders
 
     def start(self) -> None:
-        """Start the parameter server and the trainer; the others follow once there are weights."""
+        """Start parameter server and rewards; then the trainer, and once there are weights, the instances."""
         config = self._config
-        directory = config.cluster.shared_memory_dir
-        self._server = _actor(ParameterServerActor).remote(self._run_name, directory, self._logs)
-        self._weights = ray.get(self._server.handle.remote(), timeout=config.cluster.start_timeout_s)
-        self._trainer = _actor(TrainerActor).remote(
-            config, self._start_point, self._weights, self._checkpoints, self._logs
-        )
-        hold = bool(config.evaluation.every)
-        self._expect(self._trainer.start.remote(hold), "the trainer", self._on_trainer_up)
+        self._server = _actor(ParameterServerActor, "life").remote(self._logs)
+        start = self._server.start.remote(self._run_name, config.cluster.shared_memory_dir)
+        self._expect(start, "the parameter server", self._on_server_up)
         self._reward = _actor(RewardActor, "submit", "answers").remote(config, self._logs)
-        self._await_answers()
-        if config.evaluation.every:
-            self._evaluator = _actor(EvaluatorActor).remote(config, self._weights, self._logs)
+        self._await_answers(config.cluster.start_timeout_s)
 
     def deliver(self, instance: str, commands: Sequence[Command], payloads: Mapping[str, Trajectory]) -> None:
         """Hand commands to an instance; a lost one is noticed by its `updates` call."""
@@ -134,7 +133,11 @@ class RayBackend:
         messages: list[Message] = []
         for reference in ready:
             messages += self._finish(reference, self._calls.pop(reference))
-        return messages + self._silent()
+        now = self._clock.now()
+        for reference in [r for r, call in self._calls.items() if call.due < now]:
+            call = self._calls.pop(reference)
+            messages += call.on_error(call.late, False)
+        return messages
 
     def close(self) -> None:
         """End parts in good order where they answer, and kill them all."""
@@ -164,26 +167,60 @@ class RayBackend:
             return call.on_error(_said(cause), isinstance(cause, UserError))
         except RayError as error:
             _log.error("%s failed: %s", call.part, error)
-            return call.on_error(f"its process died ({type(error).__name__})", False)
+            return call.on_error(_death(error), False)
 
-    def _expect(self, reference: Any, part: str, on_result: Callable[[Any], list[Message]]) -> None:
+    def _expect(
+        self,
+        reference: Any,
+        part: str,
+        on_result: Callable[[Any], list[Message]],
+        limit_s: float = math.inf,
+    ) -> None:
+        """The run fails when the call does, or takes longer than `limit_s`."""
+
         def failed(reason: str, blame_user: bool) -> list[Message]:
             return [PartFailed(part=part, reason=reason, blame_user=blame_user)]
 
-        self._calls[reference] = _Call(part, on_result, failed)
+        self._calls[reference] = self._limited(_Call(part, on_result, failed), limit_s)
+
+    def _limited(self, call: _Call, limit_s: float) -> _Call:
+        call.due, call.late = self._clock.now() + limit_s, f"no answer for {limit_s:.0f} s"
+        return call
+
+    def _on_server_up(self, weights: Handle) -> list[Message]:
+        config, self._weights = self._config, weights
+        self._await_life()
+        self._trainer = _actor(TrainerActor).remote(config, weights, self._checkpoints, self._logs)
+        hold = bool(config.evaluation.every)
+        start = self._trainer.start.remote(self._start_point, hold)
+        self._expect(start, "the trainer", self._on_trainer_up)
+        if config.evaluation.every:
+            self._evaluator = _actor(EvaluatorActor).remote(config, weights, self._logs)
+            self._expect(self._evaluator.start.remote(), "the evaluation", lambda _: [])
+        return []
 
     def _on_trainer_up(self, message: Message) -> list[Message]:
         for name in instance_names(self._config):
             self._start_instance(name)
         return [message]
 
-    def _await_answers(self) -> None:
+    def _await_answers(self, limit_s: float) -> None:
         def scored(message: Scored) -> list[Message]:
-            self._await_answers()
+            self._await_answers(SILENT_LIMIT_S)
             return [message] if message.rewards else []
 
         call = self._reward.answers.options(concurrency_group="answers").remote(ANSWER_WAIT_S)
-        self._expect(call, "the rewards", scored)
+        self._expect(call, "the rewards", scored, limit_s)
+
+    def _await_life(self) -> None:
+        """Without its owner's process the storage of the weights belongs to nobody and may be swept."""
+
+        def alive(_: None) -> list[Message]:
+            self._await_life()
+            return []
+
+        call = self._server.live.options(concurrency_group="life").remote(ANSWER_WAIT_S)
+        self._expect(call, "the parameter server", alive, SILENT_LIMIT_S)
 
     # ------------------------------------------------------------------ instances
 
@@ -195,27 +232,23 @@ class RayBackend:
         self._instances[name] = actor
 
         def up(message: InstanceUp) -> list[Message]:
-            self._heard[name] = self._clock.now()
             self._await_update(name, incarnation)
             return [message]
 
-        self._calls[actor.start.remote()] = _Call(name, up, self._loses(name, incarnation))
+        call = _Call(name, up, self._loses(name, incarnation))
+        self._calls[actor.start.remote()] = self._limited(call, self._config.cluster.start_timeout_s)
 
     def _await_update(self, name: str, incarnation: int) -> None:
         def updated(update: Any) -> list[Message]:
-            if self._incarnations[name] != incarnation:
-                return []
-            self._heard[name] = self._clock.now()
             self._await_update(name, incarnation)
             return [] if update is None else [InstanceUpdated(update=update)]
 
-        call = self._instances[name].updates.options(concurrency_group="updates").remote(ANSWER_WAIT_S)
-        self._calls[call] = _Call(name, updated, self._loses(name, incarnation))
+        reference = self._instances[name].updates.options(concurrency_group="updates").remote(ANSWER_WAIT_S)
+        call = _Call(name, updated, self._loses(name, incarnation))
+        self._calls[reference] = self._limited(call, self._config.rollout.lost_after_s + ANSWER_WAIT_S)
 
     def _loses(self, name: str, incarnation: int) -> Callable[[str, bool], list[Message]]:
         def lost(reason: str, blame_user: bool) -> list[Message]:
-            if self._incarnations[name] != incarnation or name in self._dead:
-                return []
             if blame_user:
                 return [PartFailed(part=name, reason=reason, blame_user=True)]
             return self._replace(name, reason)
@@ -225,22 +258,12 @@ class RayBackend:
     def _replace(self, name: str, reason: str) -> list[Message]:
         incarnation = self._incarnations[name]
         ray.kill(self._instances.pop(name))
-        self._heard.pop(name, None)
         messages: list[Message] = [InstanceDown(instance=name, incarnation=incarnation, reason=reason)]
         if incarnation <= MAX_RESTARTS:
             self._start_instance(name)
-        else:
-            self._dead.add(name)
-            if not self._instances:
-                messages.append(PartFailed(part="every rollout instance", reason=reason))
+        elif not self._instances:
+            messages.append(PartFailed(part="every rollout instance", reason=reason))
         return messages
-
-    def _silent(self) -> list[Message]:
-        """Instances whose process has not answered at all for too long."""
-        limit = self._config.rollout.lost_after_s + ANSWER_WAIT_S
-        now = self._clock.now()
-        silent = [name for name, heard in self._heard.items() if now - heard > limit]
-        return [m for name in silent for m in self._replace(name, f"no answer for {limit:.0f} s")]
 
 
 def _actor(cls: type, *groups: str) -> Any:
@@ -249,6 +272,12 @@ def _actor(cls: type, *groups: str) -> Any:
     if groups:
         options["concurrency_groups"] = dict.fromkeys(groups, 1)
     return ray.remote(**options)(cls)
+
+
+def _death(error: RayError) -> str:
+    if isinstance(error, RayActorError) and error.actor_init_failed:
+        return str(error).strip().splitlines()[-1]  # the constructor's own exception
+    return f"its process died ({type(error).__name__})"
 
 
 def _said(error: Exception) -> str:

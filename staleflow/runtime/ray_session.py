@@ -12,7 +12,7 @@ import os
 from typing import Any
 
 from staleflow.config.schema import Config
-from staleflow.errors import RunFailed, StaleflowError
+from staleflow.errors import ConfigError, RunFailed, StaleflowError
 from staleflow.runtime.assembly import build_control, build_trajectory_server, read_data
 from staleflow.runtime.clock import SystemClock
 from staleflow.runtime.session import RunPaths, loop_settings, make_observer
@@ -99,6 +99,7 @@ class RaySession:
         self._result = self._actor.run.options(concurrency_group="loop").remote()
         self._look: Any = None
         self._silent_s = 0.0
+        self._limit_s = max(LOOK_LIMIT_S, config.cluster.start_timeout_s)  # until the process is up
         self._closed = False
 
     def look(self, timeout_s: float) -> tuple[list[Row], RunStatus | None]:
@@ -111,10 +112,10 @@ class RaySession:
         ready, _ = ray.wait([self._look], timeout=timeout_s)
         if not ready:
             self._silent_s += 2 * timeout_s
-            if self._silent_s > LOOK_LIMIT_S:
+            if self._silent_s > self._limit_s:
                 raise RunFailed("the process of the run loop does not answer; see the logs folder of the run")
             return [], None
-        self._silent_s = 0.0
+        self._silent_s, self._limit_s = 0.0, LOOK_LIMIT_S
         reference, self._look = self._look, None
         try:
             rows, status = ray.get(reference)
@@ -166,6 +167,8 @@ def _connect(config: Config) -> None:
         options |= {"address": config.cluster.address}
     try:
         ray.init(**options)
+    except ValueError as error:
+        raise ConfigError(f"cluster.address is {config.cluster.address!r}: {error}") from error
     except ConnectionError as error:
         raise RunFailed(
             f"no Ray cluster answers at cluster.address {config.cluster.address!r}: {error}"

@@ -1,0 +1,72 @@
+"""What `staleflow run` does around a session: rows to the sinks, the last words, the exit code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from toy import toy_config
+
+from staleflow.errors import EXIT_OK, ConfigError, RunFailed
+from staleflow.runtime.launch import Interrupts, _watch, launch
+from staleflow.telemetry.console import make_console
+from staleflow.telemetry.rows import Row, RunStatus
+
+
+class FailingSession:
+    """Fails at once; its reason is told in a row that nobody has taken yet."""
+
+    def __init__(self) -> None:
+        self._rows = [Row(kind="event", time=0.0, values={"event/name": "instance_down", "event/text": "i0"})]
+
+    def look(self, timeout_s: float) -> tuple[list[Row], RunStatus | None]:
+        rows, self._rows = self._rows, []
+        return rows, None
+
+    def request_stop(self) -> None: ...
+
+    def outcome(self) -> str | None:
+        raise RunFailed("every rollout instance failed")
+
+    def close(self) -> None: ...
+
+
+class ListSink:
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+
+    def write(self, row: Row) -> None:
+        self.rows.append(row)
+
+    def close(self) -> None: ...
+
+
+def test_the_rows_before_a_failure_are_kept() -> None:
+    sink = ListSink()
+    with pytest.raises(RunFailed, match="every rollout instance failed"):
+        _watch(FailingSession(), Interrupts(), make_console("off"), sink)
+    assert [row.values["event/name"] for row in sink.rows] == ["instance_down"]
+
+
+def test_a_run_that_only_filters_says_why_it_ended(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """F26: a run that ends early without training must not look like a success."""
+    config = toy_config(model, tmp_path, "reward.verifier=toy.always_one", "data.max_filtered_batches=2")
+    assert launch(config, resume=False, clean=False) == EXIT_OK
+    assert "2 batches of groups in a row taught nothing" in capsys.readouterr().err
+    rows = [json.loads(line) for line in (tmp_path / "toy" / "metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["run/reason"] == "filtered_out"
+
+
+def test_a_shared_memory_folder_that_is_none_is_refused_before_anything_starts(
+    model: Path, tmp_path: Path
+) -> None:
+    missing = tmp_path / "missing"
+    config = toy_config(
+        model, tmp_path, "cluster.runtime=ray", f"cluster.shared_memory_dir={missing}", "rollout.engine=fake"
+    )
+    with pytest.raises(ConfigError, match=r"cluster\.shared_memory_dir is '.*missing', which is no writable"):
+        launch(config, resume=False, clean=False)
+    assert list(tmp_path.iterdir()) == []
