@@ -16,8 +16,9 @@ Invariants:
 - what the owner sent plus the deltas of all reports, in order, is the trajectory: no token is reported
   twice and none is left out, however often it is interrupted;
 - a refused command changes nothing but its place in `rejections`; a pull that fails leaves the old version
-  at work. Only an engine that fails in the middle of its work raises (EngineError): then the runtime
-  takes the whole instance as lost, and what was not reported is generated anew elsewhere.
+  at work. Only an engine that fails in the middle of its work, or pulls that fail for `PULL_PATIENCE_S`,
+  raise (EngineError): then the runtime takes the whole instance as lost, and what was not reported is
+  generated anew elsewhere.
 
 Single-threaded; the clock is passed in.
 """
@@ -36,6 +37,9 @@ from staleflow.coordination.reports import InstanceReport, Rejection, Trajectory
 from staleflow.data.trajectory import Trajectory
 from staleflow.errors import EngineError, ProtocolError, TransportError
 from staleflow.rollout.engine import Delta, Engine, OnPull, segment_after
+
+PULL_PATIENCE_S = 60.0
+"""An instance that cannot pull refuses all new groups, so after this long it had better be started anew."""
 
 
 class LeasedWeights(Protocol):
@@ -103,6 +107,7 @@ class RolloutInstance:
         self._revision = 0
         self._busy_seconds = 0.0
         self._pull_seconds = 0.0
+        self._refusing_since: float | None = None  # the first of the pulls that failed in a row
         self._seen: dict[str, int] = {}  # response tokens that the owner has, by trajectory held
         self._news = False
         self._start_report()
@@ -200,8 +205,16 @@ class RolloutInstance:
             if self._engine.version != before:
                 raise  # broken after the swap: neither the old version nor a working new one
             self._reject(command.seq, None, str(failure))
+            if self._refusing_since is None:
+                self._refusing_since = started
+            elif started - self._refusing_since > PULL_PATIENCE_S:
+                raise EngineError(
+                    f"{self._instance} could not pull for {PULL_PATIENCE_S:.0f} s: {failure}"
+                ) from failure
         except Exception as error:
             raise EngineError(f"{self._instance} broke while loading weights: {error!r}") from error
+        else:
+            self._refusing_since = None
         finally:
             self._pull_seconds += self._clock() - started
 

@@ -90,6 +90,8 @@ class Observer:
         """A report came in."""
         self._metrics.pulls(report.instance, report.incarnation, report.pull_seconds)
         for rejection in report.rejections:
+            if rejection.stale_version:
+                continue  # follows from a pull that was refused, which has a line of its own
             what = rejection.trajectory_id or "a pull"
             self.event("rejected", f"{report.instance} refused {what}: {rejection.reason}")
 

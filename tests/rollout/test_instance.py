@@ -279,7 +279,7 @@ def test_a_failed_pull_keeps_the_old_version_and_no_route_sneaks_under_the_new_o
     assert report.version == 0
     assert report.rejections == (
         Rejection(seq=1, trajectory_id=None, reason="no weights to be had"),
-        Rejection(seq=2, trajectory_id="t", reason="version 0 is older than 1"),
+        Rejection(seq=2, trajectory_id="t", reason="version 0 is older than 1", stale_version=True),
     )
     world.weights.broken = False
     world.apply(Pull(**world.named(), version=1))

@@ -11,6 +11,10 @@ from toy import ToyRun, toy_config
 from staleflow.audit import audit_ledger
 from staleflow.data.environment import Done, Given, Waiting
 from staleflow.data.trajectory import TrainBatch, Trajectory
+from staleflow.errors import EngineError
+from staleflow.rollout.engine import SamplingParams
+from staleflow.rollout.fake import FakeEngine
+from staleflow.rollout.lengths import long_tailed
 from staleflow.servers.trajectory_server import generated_tokens
 from staleflow.training.checkpoints import newest_whole
 
@@ -75,6 +79,50 @@ def test_tokens_in_flight_are_those_that_are_there(model: Path, tmp_path: Path) 
     run.loop._backend.poll = poll  # type: ignore[method-assign]
     assert run.run() == "completed"
     assert max(seen) > 0
+
+
+# ---------------------------------------------------------------------- pulls that never work
+
+
+class NeverLoading(FakeEngine):
+    """Takes its first weights and no others."""
+
+    def load_weights(self, tensors: Any, version: int, on_pull: Any) -> None:
+        if self.version >= 0:
+            raise EngineError("broken transfer")
+        super().load_weights(tensors, version, on_pull)
+
+
+def test_instances_that_can_never_pull_again_are_started_anew(model: Path, tmp_path: Path) -> None:
+    """F36: nothing can be routed to them once the bound is used up, so the run would go on for ever."""
+
+    def make(instance: str, incarnation: int) -> FakeEngine:
+        return (NeverLoading if incarnation == 1 else FakeEngine)(
+            sampling=SamplingParams(stop_token_ids=(1,), max_model_len=256),
+            seed=0,
+            version=-1,
+            vocab_size=14,
+            kv_capacity_tokens=8192,
+            max_running=8,
+            lengths=long_tailed(6, 1.0, 24, seed=0),
+        )
+
+    run = ToyRun(toy_config(model, tmp_path), tmp_path, make_engine=make)
+    original, polls = run.loop._backend.poll, [0]
+
+    def poll(timeout_s: float) -> Any:
+        polls[0] += 1
+        assert polls[0] < 3000, "no end"
+        return original(timeout_s)
+
+    run.loop._backend.poll = poll  # type: ignore[method-assign]
+    assert run.run() == "completed"
+    assert audit_ledger(run.ledger).violations == ()
+    events = [row.values for row in run.observer.take_rows() if row.kind == "event"]
+    downs = [str(e["event/text"]) for e in events if e["event/name"] == "instance_down"]
+    assert [text.split(" was lost: ")[1].partition(" could")[2] for text in downs] == [
+        " not pull for 60 s: broken transfer"
+    ] * 2
 
 
 # ---------------------------------------------------------------------- a stop at every moment
