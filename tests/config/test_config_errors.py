@@ -126,9 +126,9 @@ def test_all_problems_are_listed_a_line_each() -> None:
         (["training.minibatches=25"], "training.minibatches", "a batch of 24 groups"),
         (["rollout.top_p=0.9"], "rollout.top_p", "the whole distribution"),  # F13
         (["rollout.top_k=5"], "rollout.top_k", "the whole distribution"),  # F13
-        (["rollout.max_model_len=96"], "rollout.max_new_tokens", "at most 95"),
-        (["training.micro_batch_tokens=96"], "training.micro_batch_tokens", "at least 97"),
-        (["rollout.kv_capacity_tokens=90"], "rollout.kv_capacity_tokens", "at least 97"),
+        (["rollout.max_model_len=48"], "rollout.max_new_tokens", "at most 47"),
+        (["training.micro_batch_tokens=48"], "training.micro_batch_tokens", "at least 49"),
+        (["rollout.kv_capacity_tokens=40"], "rollout.kv_capacity_tokens", "at least 49"),
         (["training.overlong_buffer=97"], "training.overlong_buffer", "longer than a response"),
         (["training.overlong_penalty=1.0"], "training.overlong_penalty", "no effect without"),
         (["data.source=jsonl"], "data.path", "needs the path of its file"),
