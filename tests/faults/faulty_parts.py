@@ -1,9 +1,11 @@
-"""Verifiers and engines with one fault each, named by dotted path in a test's config."""
+"""Verifiers, an engine and a trainer with one fault each, named by dotted path in a test's config."""
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from staleflow.config.schema import Config
@@ -32,3 +34,28 @@ def dying_engine(
 ) -> FakeEngine:
     """Fails in its third step, whatever instance it is in."""
     return FakeEngine(sampling=sampling, script=FakeScript(fail_at_step=3), **options)
+
+
+SAVE_S = 2.0
+
+
+def slowly_saving_trainer(*, config: Config) -> Any:
+    """The torch trainer, with a save that takes SAVE_S between its first and its last byte."""
+    from toy import opening
+
+    from staleflow.runtime.assembly import build_trainer
+    from staleflow.runtime.start import first_start
+
+    training = config.training.model_copy(update={"trainer": "torch"})
+    trainer: Any = build_trainer(
+        config.model_copy(update={"training": training}), first_start(opening(config))
+    )
+    save = trainer.save
+
+    def slowly(folder: Path) -> None:
+        (folder / "begun").touch()
+        time.sleep(SAVE_S)
+        save(folder)
+
+    trainer.save = slowly
+    return trainer

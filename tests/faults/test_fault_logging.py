@@ -1,4 +1,4 @@
-"""What a late evaluation must not lose (F29), what every payload must carry (F30), and typos by command (F32)."""
+"""Late evaluations are kept (F29), every payload carries its axis (F30), typos are told by command (F32)."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ def hold_evaluations_back(run: ToyRun, steps: int) -> None:
 def test_evaluations_that_arrive_two_steps_late_are_all_kept_over_their_version(
     model: Path, tmp_path: Path, sink: WandbSink
 ) -> None:
-    """F29: every version of a run is evaluated, each answer is two steps late, the last ones come in the wrong
-    order; and F30: every metric that the run logs has its declared axis in the same payload."""
+    """F29: every version of a run is evaluated, each answer is two steps late, the last ones come in the
+    wrong order; and F30: every metric that the run logs has its declared axis in the same payload."""
     config = toy_config(model, tmp_path, "evaluation.every=1", "evaluation.prompts=4", "run.steps=7")
     run = ToyRun(config, tmp_path)
     hold_evaluations_back(run, 2)

@@ -1,5 +1,5 @@
 """Exceptions in any part end in a retry or in a failure that is told, never in a run that stands still (F16),
-and lost results are asked for again in stated time (F15)."""
+lost results are asked for again in stated time (F15), and a stop is heeded at any moment (F37)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from whole_runs import WatchedEngine, every_poll, records_of, rows, watched_engi
 from staleflow.audit import audit_ledger
 from staleflow.cli.main import app
 from staleflow.data.trajectory import TrainBatch, Trajectory
-from staleflow.protocol.records import Trained
+from staleflow.protocol.records import End, Trained
 from staleflow.rollout.engine import Engine
 from staleflow.rollout.fake import FakeEngine, FakeScript
+from staleflow.training.checkpoints import newest_whole
 
 POLLS = 3000
 """Many times what such a run takes: one that stands still fails here instead of at the time limit."""
@@ -120,3 +121,35 @@ def test_a_swallowed_result_is_asked_for_again_within_the_stated_time(model: Pat
     assert all(2.0 <= gap <= 2.5 for gap in gaps), gaps
     tokens = {t.id: t.tokens for r in records_of(run.ledger, Trained) for t in r.trajectories}
     assert tokens[lost] > 0
+
+
+def test_a_stop_before_the_first_part_is_up_ends_the_run(model: Path, tmp_path: Path) -> None:
+    """F37: Ctrl-C during the start. Nothing is trained, and the ledger says why it ended."""
+    run = ToyRun(toy_config(model, tmp_path), tmp_path)
+    must_end(run)
+    run.loop.request_stop()
+    assert run.run() == "interrupted"
+    assert records_of(run.ledger, Trained) == []
+    assert records_of(run.ledger, End) == [End(steps=0, reason="interrupted")]
+    assert rows(run, "summary")[-1]["run/reason"] == "interrupted"
+
+
+def test_a_stop_during_a_save_ends_with_a_whole_checkpoint_of_the_last_step(
+    model: Path, tmp_path: Path
+) -> None:
+    """F37: asked to stop while the checkpoint of step 2 is being written."""
+    run = ToyRun(toy_config(model, tmp_path, "run.steps=50", "checkpoint.every=2"), tmp_path)
+    must_end(run)
+    trainer = run.loop._backend._trainer  # type: ignore[attr-defined]
+    save = trainer.save
+
+    def stop_and_save(folder: Path) -> None:
+        run.loop.request_stop()
+        save(folder)
+
+    trainer.save = stop_and_save
+    assert run.run() == "interrupted"
+    found = newest_whole(run.checkpoints)
+    assert found is not None
+    assert 2 <= found[0] == len(rows(run, "train")) == len(records_of(run.ledger, Trained))
+    assert audit_ledger(run.ledger).violations == ()

@@ -22,7 +22,8 @@ import pytest
 from staleflow.audit import audit_ledger
 from staleflow.training.checkpoints import newest_whole
 
-RUNTIME_TESTS = Path(__file__).parent.parent / "runtime"
+HERE = Path(__file__).parent
+RUNTIME_TESTS = HERE.parent / "runtime"
 sys.path.insert(0, str(RUNTIME_TESTS))
 
 from toy import make_model_folder  # noqa: E402
@@ -69,7 +70,8 @@ class Command:
         with self.output.open("a") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "staleflow.cli", "run", *settings, *arguments],
-                env=os.environ | {"PYTHONPATH": os.pathsep.join([str(RUNTIME_TESTS), os.getcwd()])},
+                env=os.environ
+                | {"PYTHONPATH": os.pathsep.join([str(RUNTIME_TESTS), str(HERE), os.getcwd()])},
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -226,3 +228,22 @@ def test_kill_9_of_everything_loses_no_prompt(start: Callable[..., Command]) -> 
     assert report.attempts == 2
     assert report.trained_groups == 24
     again.assert_nothing_left()
+
+
+def test_ctrl_c_in_the_middle_of_a_save_leaves_a_whole_checkpoint(start: Callable[..., Command]) -> None:
+    """F37: the save of step 1 takes two seconds and SIGINT comes while it is half done."""
+    command = start(
+        "run.steps=500", "checkpoint.every=1", "training.trainer=faulty_parts.slowly_saving_trainer"
+    )
+    checkpoints = command.folder / "checkpoints"
+    command.wait_for(lambda: list(checkpoints.glob("*/begun")), START_LIMIT_S, "save")
+    assert newest_whole(checkpoints) is None
+    os.killpg(command.process.pid, signal.SIGINT)
+    assert command.end() == 130, command.output.read_text()
+    command.assert_nothing_left()
+    found = newest_whole(checkpoints)
+    assert found is not None
+    assert found[0] == len(command.rows("train"))
+    assert (command.folder / "report.html").exists()
+    report = audit_ledger(command.folder)
+    assert (report.violations, report.steps) == ((), found[0])
