@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 
 from staleflow.config.schema import Config
-from staleflow.errors import EXIT_INTERRUPTED, EXIT_OK, ConfigError
+from staleflow.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, ConfigError
 from staleflow.protocol.records import Start
 from staleflow.reward.verifiers import load_verifier
 from staleflow.runtime.assembly import DataParts, read_data
@@ -61,9 +61,10 @@ def launch(config: Config, *, resume: bool, clean: bool) -> int:
             reason = _watched(config, data, start, paths, folder)
         finally:
             _write_report(folder.path, folder.report)
+    print(f"run folder: {folder.path}\nreport:     {folder.report}")
     if reason == "filtered_out":
         print(ALL_FILTERED.format(config.data.max_filtered_batches), file=sys.stderr)
-    print(f"run folder: {folder.path}\nreport:     {folder.report}")
+        return EXIT_FAILED
     return EXIT_INTERRUPTED if reason == "interrupted" else EXIT_OK
 
 
@@ -201,6 +202,8 @@ def _open_sinks(config: Config, folder: RunFolder, console: RunConsole) -> Fanou
         sinks[0].write(row)
         console.row(row)
 
+    # A resumed run goes on in its W&B run, where W&B can (offline it begins another folder of the same id).
+    known_id = folder.wandb_id.read_text(encoding="utf-8") if folder.wandb_id.is_file() else None
     opened = open_wandb(
         mode=wandb.mode,
         project=wandb.project,
@@ -208,9 +211,11 @@ def _open_sinks(config: Config, folder: RunFolder, console: RunConsole) -> Fanou
         run_name=folder.name,
         folder=folder.path,
         config=config.model_dump(mode="json"),
+        resume_id=known_id,
         warn=warn,
     )
     if opened is not None:
+        folder.wandb_id.write_text(opened.run_id, encoding="utf-8")
         sinks.append(opened)
     return Fanout(sinks)
 

@@ -115,6 +115,11 @@ class RunFolder:
         """The offline HTML report."""
         return self.path / "report.html"
 
+    @property
+    def wandb_id(self) -> Path:
+        """Text file with the id of the run at Weights & Biases, so that a resumed run goes on in it."""
+        return self.path / "wandb_run_id"
+
     def write_config(self, text: str, about: Mapping[str, str]) -> None:
         """Write config.yaml, whole or not at all: `about` (versions, git state) as comments, then `text`."""
         header = "".join(f"# {key}: {value}\n" for key, value in about.items())

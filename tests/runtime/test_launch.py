@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from toy import toy_config
 
-from staleflow.errors import EXIT_OK, ConfigError, RunFailed
+from staleflow.errors import EXIT_FAILED, ConfigError, RunFailed
 from staleflow.runtime.launch import Interrupts, _watch, launch
 from staleflow.telemetry.console import make_console
 from staleflow.telemetry.rows import Row, RunStatus
@@ -54,7 +54,7 @@ def test_a_run_that_only_filters_says_why_it_ended(
 ) -> None:
     """F26: a run that ends early without training must not look like a success."""
     config = toy_config(model, tmp_path, "reward.verifier=toy.always_one", "data.max_filtered_batches=2")
-    assert launch(config, resume=False, clean=False) == EXIT_OK
+    assert launch(config, resume=False, clean=False) == EXIT_FAILED
     assert "2 batches of groups in a row taught nothing" in capsys.readouterr().err
     rows = [json.loads(line) for line in (tmp_path / "toy" / "metrics.jsonl").read_text().splitlines()]
     assert rows[-1]["run/reason"] == "filtered_out"
