@@ -116,6 +116,7 @@ def test_the_seed_reaches_rollout(model: Path, tmp_path: Path) -> None:
             f"run.seed={seed}",
             "data.shuffle=false",
             "training.dynamic_sampling=false",
+            "rollout.fake.lengths.kind=fixed",  # other lengths have a seed of their own
         )
         run = ToyRun(config, tmp_path / name)
         run.run()
