@@ -26,6 +26,8 @@ SOURCES: Mapping[str, str] = {
 """Name -> class or function `(tokenizer, **options) -> PromptSource`; a dotted path names any other."""
 
 TASK_PREFIX = "reasoning_gym:"
+COLUMNS = {"prompt_column": "prompt", "answer_column": "answer"}
+"""Settings of sources with columns, and their defaults."""
 
 Split = Literal["train", "held_out"]
 
@@ -50,25 +52,27 @@ def load_source(
     seed: int = 0,
     size: int | None = None,
     path: str | None = None,
-    prompt_column: str = "prompt",
-    answer_column: str = "answer",
+    prompt_column: str = COLUMNS["prompt_column"],
+    answer_column: str = COLUMNS["answer_column"],
     options: Mapping[str, Any] | None = None,
 ) -> PromptSource:
     """The source called `name`; `reasoning_gym:<task>` names a task of that library.
 
     A source is handed those of the settings that its class takes; `options` it must take all. `size` None:
     all of a file, or what the class thinks fit. Raises ConfigError: unknown name or option (the nearest one
-    is suggested), a path for a source that reads none; DataError: what it reads is unusable or empty.
+    is suggested), a path or a column for a source that reads none; DataError: what it reads is unusable or empty.
     """
     settings: dict[str, Any] = {"split": split, "seed": seed, "path": path, "size": size}
     settings |= {"prompt_column": prompt_column, "answer_column": answer_column}
+    options = dict(options or {})
     if name.startswith(TASK_PREFIX):
         settings["task"] = name.removeprefix(TASK_PREFIX)
+        options = {"options": options}  # the task's own; the library knows which there are
     elif name == TASK_PREFIX.removesuffix(":"):
         raise ConfigError("The source 'reasoning_gym' needs a task, as in reasoning_gym:chain_sum.")
     registered = TASK_PREFIX.removesuffix(":") if "task" in settings else name
     build = load_named("data source", registered, SOURCES)
-    taken = _accepted(name, build, settings, options or {})
+    taken = _accepted(name, build, settings, options)
     try:
         source: PromptSource = build(tokenizer, **taken)
     except TypeError as error:
@@ -94,14 +98,18 @@ def _accepted(
             )
     if settings["path"] is not None and not takes_any and "path" not in parameters:
         raise ConfigError(f"data.path is set, but the data source {name!r} reads no file; leave it out.")
+    for column, default in COLUMNS.items():
+        if settings[column] != default and not takes_any and column not in parameters:
+            raise ConfigError(f"data.{column} is set, but the data source {name!r} has none; leave it out.")
     kept = {k: v for k, v in settings.items() if v is not None and (takes_any or k in parameters)}
     return kept | dict(options)
 
 
-def check_prompts(source: PromptSource, max_prompt_tokens: int) -> None:
+def check_prompts(source: PromptSource, max_prompt_tokens: int, key: str = "rollout.max_new_tokens") -> None:
     """Make every prompt once and refuse the first that is empty or too long. Raises DataError.
 
-    `max_prompt_tokens`: what the model can read and still answer, i.e. its length less the response budget.
+    `max_prompt_tokens`: what the model can read and still answer, i.e. its length less the response budget,
+    which is that of `key`.
     """
     for index in range(len(source)):
         prompt = source.prompt(index)
@@ -111,5 +119,5 @@ def check_prompts(source: PromptSource, max_prompt_tokens: int) -> None:
         if len(prompt.tokens) > max_prompt_tokens:
             raise DataError(
                 f"{where}: the prompt has {len(prompt.tokens)} tokens, but the model leaves room for"
-                f" {max_prompt_tokens}; shorten it, or lower rollout.max_new_tokens."
+                f" {max_prompt_tokens}; shorten it, or lower {key}."
             )

@@ -68,19 +68,19 @@ class SumsSource:
             prompt_id=str(index),
             tokens=tuple(self._tokenizer.encode(text)),
             text=text,
-            answer=_written(sum(terms)),
+            answer=written(sum(terms)),
             metadata={"answer_after": "=", "terms": len(terms)},
         )
 
 
 def question(terms: Sequence[int]) -> str:
     """The prompt for these terms."""
-    return "+".join(map(_written, terms)).ljust(PROMPT_TOKENS - 1, ".") + "="
+    return "+".join(map(written, terms)).ljust(PROMPT_TOKENS - 1, ".") + "="
 
 
 def solution(terms: Sequence[int]) -> str:
     """The response that writes every running sum."""
-    return "=".join(_written(sum(terms[:n])) for n in range(2, len(terms) + 1))
+    return "=".join(written(sum(terms[:n])) for n in range(2, len(terms) + 1))
 
 
 def draw_terms(rng: random.Random, split: Split, *, uniform: bool = False) -> list[int]:
@@ -102,5 +102,6 @@ def _split_of(text: str) -> Split:
     return "held_out" if digest[0] % HELD_OUT_SHARE == 0 else "train"
 
 
-def _written(number: int) -> str:
+def written(number: int) -> str:
+    """A number as the task writes it: three digits, units first."""
     return f"{number:0{DIGITS}d}"[::-1]

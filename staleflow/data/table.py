@@ -122,9 +122,12 @@ class JsonlSource(TableSource):
             except UnicodeDecodeError as error:
                 raise DataError(f"{where}: the line is not UTF-8 text ({error.reason}); fix it.") from error
             except json.JSONDecodeError as error:
+                reason = error.msg.removesuffix(" at").removesuffix(" starting")
                 raise DataError(
-                    f"{where}: the line is not valid JSON ({error.msg} at character {error.pos + 1}); fix it."
+                    f"{where}: the line is not valid JSON ({reason} at character {error.pos + 1}); fix it."
                 ) from error
+            except RecursionError as error:
+                raise DataError(f"{where}: the line is JSON nested too deep to read; fix it.") from error
             if not isinstance(row, dict):
                 raise DataError(f"{where}: the line is {_shown(row)}; it must be a JSON object {{...}}.")
             yield where, row

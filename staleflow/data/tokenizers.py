@@ -115,6 +115,7 @@ class HFTokenizer:
         except Exception as error:
             # transformers raises whatever its parsers raise; all of it means: no usable tokenizer there.
             reason = " ".join(str(error).split())[:200]
+            reason = reason.rstrip(".")
             raise ConfigError(f"The folder {folder} holds no usable tokenizer: {reason}.") from error
         self.stop_token_ids = _stop_token_ids(self._tokenizer, folder)
         pad = self._tokenizer.pad_token_id
@@ -150,6 +151,10 @@ class HFTokenizer:
 
 def load_tokenizer(folder: Path) -> CharTokenizer | HFTokenizer:
     """The tokenizer of a model folder, shipped with the package or a user's own. Raises ConfigError."""
+    if not folder.is_dir():
+        raise ConfigError(
+            f"The tokenizer folder '{folder}' does not exist; give a local Hugging Face folder."
+        )
     if (folder / CHAR_VOCABULARY).is_file():
         return CharTokenizer.from_folder(folder)
     return HFTokenizer(folder)
