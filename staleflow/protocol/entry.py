@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class BufferState(StrEnum):
@@ -17,9 +18,8 @@ class BufferState(StrEnum):
     """Consume is not legal and nothing fits: a reserved entry must be occupied or released first."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """One group in the buffer, as it is now."""
+class Entry(NamedTuple):
+    """One group in the buffer, as it is now. A named tuple, because consume makes a whole batch of them."""
 
     group: str
     version: int
@@ -58,11 +58,5 @@ class Live:
 
     def entry(self, bound: int) -> Entry:
         """Its present state, to hand out."""
-        return Entry(
-            group=self.group,
-            version=self.version,
-            occupied=self.occupied,
-            spare=self.spare,
-            deadline=self.version + bound,
-            order=self.order,
-        )
+        version = self.version
+        return Entry(self.group, version, self.occupied, self.spare, version + bound, self.order)
