@@ -2,12 +2,25 @@
 
     python benchmarks/protocol_throughput.py [--json]
 
-A random life of a buffer (bound 3, batches of 16 groups of 8; every tenth group is lowered once, every
-twentieth is released instead of occupied, groups finish in random order) is drawn first and written down as
-a script of calls; then the script is replayed on fresh buffers and timed. "With ledger" builds the record of
-each transition, serialises it and writes it to a file, flushed after each consume. "With trained records"
-adds the trainer's own record of each step, which is no transition and is not counted as one. Each figure is
-the best and the median of several short replays, since the machine may be shared.
+What is counted: calls of reserve, lower, occupy, release and consume, one each, however many groups a
+consume takes; records that are no transition (start, trained, end) count for nothing. The mix is what a run
+does per group: one reserve, then one occupy or, for every twentieth, one release; every tenth is lowered
+once before; one consume for every 16 groups, of 8 trajectories each. (A run with more lowers and releases
+makes more transitions per trajectory consumed, which are the dear part, so this mix is on the slow side.)
+Bound 3, spares none; groups finish in random order.
+
+That random life is drawn first and written down as a script of calls; what is timed is its replay.
+
+- *Without ledger*: the calls alone, on a `StalenessBuffer`.
+- *With ledger*: as in a run, each transition's record is made, for a consume with id and token hash of all
+  its trajectories; numbered by `Outbox`, taken out of it, and serialised and written by `LedgerWriter`
+  to a file, which is flushed before each training step.
+- *With trained records*: also the trainer's record of each step, with five fields of each trajectory.
+
+Not timed: prompts, ids and hashes come ready made, as generation and the token hash are others' work.
+
+Rates are per second of this process's CPU time (user and system), since the machine may be shared; the wall
+clock's are printed beside them. The three are replayed in turn; goals are held against the medians.
 """
 
 from __future__ import annotations
@@ -21,10 +34,12 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
+from staleflow.coordination.effects import Append
+from staleflow.coordination.outbox import Outbox
+from staleflow.coordination.population import Member
 from staleflow.protocol.buffer import StalenessBuffer
 from staleflow.protocol.records import (
     Consume,
@@ -37,14 +52,13 @@ from staleflow.protocol.records import (
     Reserve,
     Trained,
     TrainedMember,
-    to_json,
 )
+from staleflow.storage.ledger import LedgerWriter
 
 BOUND, BATCH_SIZE, GROUP_SIZE = 3, 16, 8
 LOWERED, RELEASED = 0.10, 0.05
 """Chances per group."""
-HASH = "0123456789abcdef"
-GOAL_BARE, GOAL_LEDGER = 300_000, 100_000
+GOALS = {"without ledger": 300_000, "with ledger": 100_000}
 """Transitions a second."""
 
 Script = list[tuple[str, tuple[Any, ...]]]
@@ -80,130 +94,145 @@ def draw_script(transitions: int, seed: int = 0) -> Script:
     return script
 
 
-def replay_bare(script: Script) -> float:
-    """Seconds that the script takes on a fresh buffer."""
-    buffer = StalenessBuffer(bound=BOUND, batch_size=BATCH_SIZE)
-    calls = [(getattr(buffer, name), args) for name, args in script]
-    started = time.perf_counter()
-    for call, args in calls:
-        call(*args)
-    return time.perf_counter() - started
+def draw_members(script: Script, seed: int = 0) -> dict[str, list[Member]]:
+    """The rewarded trajectories of every group, as the population holds them."""
+    draw = random.Random(seed)
+    members: dict[str, list[Member]] = {}
+    for group in [args[0] for name, args in script if name == "reserve"]:
+        members[group] = [Member(f"{group}-m{m}", group, prompt_length=100) for m in range(GROUP_SIZE)]
+        for member in members[group]:
+            member.token_hash = f"{draw.getrandbits(64):016x}"
+    return members
 
 
 class Ledgered:
-    """A buffer whose every transition is written to a ledger file."""
+    """A buffer whose every transition is recorded, as `Control` does it, and written, as the runtime does."""
 
-    def __init__(self, out: TextIO, members: dict[str, list[str]], with_trained: bool) -> None:
-        self.buffer = StalenessBuffer(bound=BOUND, batch_size=BATCH_SIZE)
-        self.out = out
-        self.members = members
-        self.with_trained = with_trained
-        self.seq = 0
+    def __init__(self, ledger: LedgerWriter, members: dict[str, list[Member]], *, with_trained: bool) -> None:
+        self._buffer = StalenessBuffer(bound=BOUND, batch_size=BATCH_SIZE)
+        self._outbox = Outbox(attempt=0, next_seq=0)
+        self._ledger = ledger
+        self._members = members
+        self._with_trained = with_trained
 
-    def write(self, record: Record) -> None:
-        """Number and write one record."""
-        self.out.write(to_json(record, self.seq, 0) + "\n")
-        self.seq += 1
+    def _record(self, record: Record) -> None:
+        self._outbox.record(record)
+        for effect in self._outbox.take():
+            if isinstance(effect, Append):
+                self._ledger.append(effect.record, effect.seq, effect.attempt)
 
     def reserve(self, group: str, version: int) -> None:
         """Reserve, recorded."""
-        self.buffer.reserve(group, version)
-        self.write(Reserve(group=group, version=version))
+        self._buffer.reserve(group, version)
+        self._record(Reserve(group=group, version=version))
 
     def lower(self, group: str, version: int) -> None:
         """Lower, recorded."""
-        self.buffer.lower(group, version)
-        self.write(Lower(group=group, version=version))
+        self._buffer.lower(group, version)
+        self._record(Lower(group=group, version=version))
 
     def occupy(self, group: str) -> None:
         """Occupy, recorded."""
-        self.buffer.occupy(group)
-        self.write(Occupy(group=group))
+        self._buffer.occupy(group)
+        self._record(Occupy(group=group))
 
     def release(self, group: str) -> None:
         """Release, recorded."""
-        self.buffer.release(group)
-        self.write(Release(group=group, reason="filtered"))
+        self._buffer.release(group)
+        self._record(Release(group=group, reason="filtered"))
 
     def consume(self) -> None:
         """Consume, recorded and flushed, and perhaps the training step."""
-        consumed = self.buffer.consume()
-        members = self.members
-        groups = tuple(
-            [
-                ConsumedGroup(
-                    group=entry.group,
-                    version=entry.version,
-                    trajectories=tuple([ConsumedMember(id=m, hash=HASH) for m in members[entry.group]]),
-                )
-                for entry in consumed.entries
-            ]
-        )
-        self.write(Consume(buffer=consumed.buffer, final=False, groups=groups))
-        self.out.flush()
-        if self.with_trained:
-            trained = [
+        consumed = self._buffer.consume()
+        groups: list[ConsumedGroup] = []
+        for entry in consumed.entries:
+            members = self._members[entry.group]
+            trajectories = tuple(ConsumedMember(id=m.trajectory_id, hash=m.token_hash) for m in members)
+            groups.append(ConsumedGroup(group=entry.group, version=entry.version, trajectories=trajectories))
+        self._record(Consume(buffer=consumed.buffer, final=False, groups=tuple(groups)))
+        self._ledger.flush()
+        if self._with_trained:
+            trained = tuple(
                 TrainedMember(id=m.id, min=g.version, max=g.version, tokens=400, hash=m.hash)
                 for g in groups
                 for m in g.trajectories
-            ]
-            self.write(Trained(step=consumed.buffer, version=consumed.buffer, trajectories=tuple(trained)))
+            )
+            self._record(Trained(step=consumed.buffer, version=consumed.buffer, trajectories=trained))
+            self._ledger.flush()
 
 
-def replay_with_ledger(script: Script, with_trained: bool = False) -> float:
-    """Seconds that the script takes on a fresh buffer with its ledger in a file."""
-    groups = [args[0] for name, args in script if name == "reserve"]
-    members = {group: [f"{group}-m{m}" for m in range(GROUP_SIZE)] for group in groups}
-    with tempfile.TemporaryDirectory() as folder, (Path(folder) / "ledger.jsonl").open("w") as out:
-        ledgered = Ledgered(out, members, with_trained)
-        calls = [(getattr(ledgered, name), args) for name, args in script]
-        started = time.perf_counter()
-        for call, args in calls:
-            call(*args)
-        out.flush()
-        return time.perf_counter() - started
+def seconds_of(target: StalenessBuffer | Ledgered, script: Script) -> tuple[float, float]:
+    """(CPU, wall) seconds that the script takes on a fresh target."""
+    calls = [(getattr(target, name), args) for name, args in script]
+    wall, cpu = time.perf_counter(), time.process_time()
+    for call, args in calls:
+        call(*args)
+    return time.process_time() - cpu, time.perf_counter() - wall
 
 
-def rates(replay: Callable[[Script], float], script: Script, repeats: int) -> tuple[float, float]:
-    """Best and median transitions a second over several replays."""
-    seen = [len(script) / replay(script) for _ in range(repeats)]
-    return max(seen), statistics.median(seen)
+def replay_bare(script: Script) -> tuple[float, float]:
+    """(CPU, wall) seconds of the transitions alone."""
+    return seconds_of(StalenessBuffer(bound=BOUND, batch_size=BATCH_SIZE), script)
+
+
+def replay_with_ledger(
+    script: Script, members: dict[str, list[Member]], *, with_trained: bool
+) -> tuple[float, float]:
+    """(CPU, wall) seconds of the transitions with their ledger in a file."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        LedgerWriter(Path(folder) / "ledger.jsonl") as ledger,
+    ):
+        return seconds_of(Ledgered(ledger, members, with_trained=with_trained), script)
+
+
+def measure(transitions: int, repeats: int) -> dict[str, Any]:
+    """Medians over the replays, in transitions a second."""
+    script = draw_script(transitions)
+    members = draw_members(script)
+    replays: dict[str, Callable[[], tuple[float, float]]] = {
+        "without ledger": lambda: replay_bare(script),
+        "with ledger": lambda: replay_with_ledger(script, members, with_trained=False),
+        "with trained records": lambda: replay_with_ledger(script, members, with_trained=True),
+    }
+    seen: dict[str, list[tuple[float, float]]] = {name: [] for name in replays}
+    for _ in range(repeats):
+        for name, replay in replays.items():
+            seen[name].append(replay())
+    result: dict[str, Any] = {"transitions": len(script), "mix": dict(Counter(name for name, _ in script))}
+    for name, seconds in seen.items():
+        result[name] = {
+            "per_cpu_s": round(len(script) / statistics.median(cpu for cpu, _ in seconds)),
+            "per_cpu_s_best": round(len(script) / min(cpu for cpu, _ in seconds)),
+            "per_wall_s": round(len(script) / statistics.median(wall for _, wall in seconds)),
+            "goal": GOALS.get(name),
+        }
+    return result
 
 
 def main(arguments: list[str]) -> int:
-    """Measure and print; exit code 1 when a goal is missed by the best replay."""
+    """Measure and print; exit code 1 when a goal is missed."""
     parser = argparse.ArgumentParser(description="Protocol transitions a second.")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--transitions", type=int, default=20_000)
-    parser.add_argument("--repeats", type=int, default=25)
+    parser.add_argument("--transitions", type=int, default=20_000, help="in a replay")
+    parser.add_argument("--repeats", type=int, default=25, help="replays of each kind")
     chosen = parser.parse_args(arguments)
-    script = draw_script(chosen.transitions)
-    bare, bare_median = rates(replay_bare, script, chosen.repeats)
-    ledger, ledger_median = rates(replay_with_ledger, script, chosen.repeats)
-    whole, whole_median = rates(partial(replay_with_ledger, with_trained=True), script, chosen.repeats)
-    result = {
-        "transitions": len(script),
-        "mix": dict(Counter(name for name, _ in script)),
-        "bare_per_s": round(bare),
-        "bare_per_s_median": round(bare_median),
-        "bare_goal": GOAL_BARE,
-        "ledger_per_s": round(ledger),
-        "ledger_per_s_median": round(ledger_median),
-        "ledger_goal": GOAL_LEDGER,
-        "with_trained_records_per_s": round(whole),
-        "with_trained_records_per_s_median": round(whole_median),
-    }
+    result = measure(chosen.transitions, chosen.repeats)
     if chosen.json:
         print(json.dumps(result))
     else:
-        print(f"{len(script):,} transitions: {result['mix']}")
-        for name, best, median, goal in (
-            ("without ledger", bare, bare_median, f"  (goal {GOAL_BARE:,})"),
-            ("with ledger", ledger, ledger_median, f"  (goal {GOAL_LEDGER:,})"),
-            ("with trained records", whole, whole_median, ""),
-        ):
-            print(f"{name:<21}{best:>9,.0f}/s best  {median:>9,.0f}/s median{goal}")
-    return 0 if bare >= GOAL_BARE and ledger >= GOAL_LEDGER else 1
+        print(f"{result['transitions']:,} transitions: {result['mix']}")
+        print(f"{'per second of':<21}{'CPU, median':>12}{'best':>10}{'wall, median':>14}{'goal':>9}")
+    met = True
+    for name in ("without ledger", "with ledger", "with trained records"):
+        row = result[name]
+        met = met and row["per_cpu_s"] >= (row["goal"] or 0)
+        if not chosen.json:
+            goal = f"{row['goal']:,}" if row["goal"] else ""
+            print(
+                f"{name:<21}{row['per_cpu_s']:>12,}{row['per_cpu_s_best']:>10,}{row['per_wall_s']:>14,}{goal:>9}"
+            )
+    return 0 if met else 1
 
 
 if __name__ == "__main__":
