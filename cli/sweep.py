@@ -59,6 +59,9 @@ def plan_sweep(
     files, overrides = split_arguments(arguments)
     if output_dir is not None:
         overrides.append(f"run.output_dir={json.dumps(output_dir)}")
+    pipe = next((file for file in files if not file.is_file()), None)
+    if pipe is not None:
+        raise UserError(f"a sweep reads its config once for each run, so {pipe} must be a file, not a pipe")
     values = [_axis(text) for text in axes]
     keys = [key for key, _ in values]
     if len(set(keys)) < len(keys):

@@ -62,6 +62,13 @@ def _lengths(config: Config) -> Iterator[Problem]:
     ):
         if value < least:
             yield key, f"cannot hold the tokens {what}: at least {least}"
+    evaluated = config.evaluation.max_new_tokens
+    if evaluated is not None and config.evaluation.every and evaluated >= rollout.kv_capacity_tokens:
+        yield (
+            "evaluation.max_new_tokens",
+            "is more than an instance holds: it must be less than rollout.kv_capacity_tokens, "
+            f"{rollout.kv_capacity_tokens}",
+        )
     if training.overlong_buffer > rollout.max_new_tokens:
         yield (
             "training.overlong_buffer",
@@ -90,6 +97,11 @@ def _data(config: Config) -> Iterator[Problem]:
 def _cluster(config: Config) -> Iterator[Problem]:
     if config.cluster.runtime == "inline" and config.cluster.address is not None:
         yield "cluster.address", "an inline run uses no cluster: leave it out, or set cluster.runtime to ray"
+    if config.cluster.runtime == "inline" and config.cluster.shared_memory_dir is not None:
+        yield (
+            "cluster.shared_memory_dir",
+            "an inline run keeps its weights in its own memory: leave it out, or set cluster.runtime to ray",
+        )
     rollout = config.rollout
     if rollout.progress_interval_s >= rollout.lost_after_s:
         yield (

@@ -19,6 +19,9 @@ from staleflow.config.yaml_text import Layer, Path, parse
 from staleflow.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "STALEFLOW__"
+_ENVIRONMENT_FORM = "write STALEFLOW__SECTION__KEY, as in STALEFLOW__STALENESS__BOUND=2"
+
+STANDARD_INPUT = FilePath("/dev/stdin")
 
 _OVERRIDE = re.compile(r"(?P<key>[^\W\d][\w-]*(\.[\w-]+)*)=(?P<value>.*)", re.DOTALL)
 
@@ -26,13 +29,15 @@ _OVERRIDE = re.compile(r"(?P<key>[^\W\d][\w-]*(\.[\w-]+)*)=(?P<value>.*)", re.DO
 def split_arguments(arguments: Iterable[str]) -> tuple[list[FilePath], list[str]]:
     """Sort command-line arguments into config files and `key.path=value` overrides.
 
-    An argument of the form of an override is one, unless a file of that name exists. Raises ConfigError for
-    an argument that is neither.
+    An argument of the form of an override is one, unless a file of that name exists; `-` is standard input.
+    Raises ConfigError for an argument that is neither.
     """
     files: list[FilePath] = []
     overrides: list[str] = []
     for argument in arguments:
-        if FilePath(argument).is_file():
+        if argument == "-":
+            files.append(STANDARD_INPUT)
+        elif _is_readable(argument):
             files.append(FilePath(argument))
         elif _OVERRIDE.fullmatch(argument):
             overrides.append(argument)
@@ -44,6 +49,14 @@ def split_arguments(arguments: Iterable[str]) -> tuple[list[FilePath], list[str]
                 "as in staleness.bound=2"
             )
     return files, overrides
+
+
+def _is_readable(argument: str) -> bool:
+    """Whether there is such a file; a pipe is one too, as in `staleflow run <(...)`."""
+    try:
+        return FilePath(argument).exists() and not FilePath(argument).is_dir()
+    except OSError:  # longer than a file's name may be
+        return False
 
 
 def default_layer() -> Layer:
@@ -70,12 +83,19 @@ def file_layer(path: FilePath, *, origin: str | None = None) -> Layer:
 
 
 def environment_layers(environ: Mapping[str, str]) -> list[Layer]:
-    """A layer for each variable STALEFLOW__SECTION__KEY; names are not case-sensitive."""
+    """A layer for each variable STALEFLOW__SECTION__KEY; names are not case-sensitive.
+
+    Raises ConfigError for a name that nearly is one: nobody wants it to be passed over.
+    """
     layers = []
     for name in sorted(environ):
         if name.upper().startswith(ENVIRONMENT_PREFIX):
             key = tuple(name[len(ENVIRONMENT_PREFIX) :].lower().split("__"))
+            if not all(key):
+                raise ConfigError(f"the environment variable {name} names no key: {_ENVIRONMENT_FORM}")
             layers.append(_value_layer(key, environ[name], name, f"from the environment variable {name}"))
+        elif name.upper().startswith("STALEFLOW_") and "__" in name:
+            raise ConfigError(f"the environment variable {name} is no config key: {_ENVIRONMENT_FORM}")
     return layers
 
 

@@ -166,5 +166,3 @@ class Evaluation(Section):
     """Held-out prompts."""
     max_new_tokens: int | None = Field(default=None, ge=1)
     """Most tokens of one response. Null: rollout.max_new_tokens."""
-    batch: int = Field(default=64, ge=1)
-    """Prompts given to an instance at once."""

@@ -66,6 +66,8 @@ def parse(text: str, name: str, *, origin: str | None = None) -> Layer:
         mark = error.problem_mark or error.context_mark
         line = f":{mark.line + 1}" if mark and origin is None else ""
         raise ConfigError(f"{name}{line}: not valid YAML: {error.problem or error.context}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{name}: not usable YAML: it is nested too deep") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{name}: not valid YAML: {' '.join(str(error).split())}") from error
     finally:

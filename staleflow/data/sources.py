@@ -60,7 +60,8 @@ def load_source(
 
     A source is handed those of the settings that its class takes; `options` it must take all. `size` None:
     all of a file, or what the class thinks fit. Raises ConfigError: unknown name or option (the nearest one
-    is suggested), a path or a column for a source that reads none; DataError: what it reads is unusable or empty.
+    is suggested), a path or a column for a source that reads none; DataError: what it reads is
+    unusable or empty.
     """
     settings: dict[str, Any] = {"split": split, "seed": seed, "path": path, "size": size}
     settings |= {"prompt_column": prompt_column, "answer_column": answer_column}

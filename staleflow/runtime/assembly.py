@@ -6,7 +6,6 @@ libraries are imported where a part that needs them is built, so that each proce
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +31,7 @@ from staleflow.runtime.evaluation import Evaluator, Scorer
 from staleflow.runtime.start import StartPoint
 from staleflow.servers.trajectory_server import TrajectoryServer
 from staleflow.training.filtering import is_uninformative
-from staleflow.training.models import model_folder
+from staleflow.training.models import context_length, model_folder
 from staleflow.training.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -42,6 +41,16 @@ NO_WEIGHTS = -1
 """Version of an engine that has not pulled yet."""
 DEFAULT_CONTEXT = 1 << 20
 """Tokens, for a model whose config names no limit."""
+
+
+def check_own_parts(config: Config) -> None:
+    """Load what the user's own dotted paths name, before anything starts. Raises ConfigError."""
+    for kind, name, known in (
+        ("rollout engine", config.rollout.engine, ("torch", "fake")),
+        ("trainer", config.training.trainer, ("torch",)),
+    ):
+        if name not in known and not callable(load_named(kind, name, {})):
+            raise ConfigError(f"{kind} {name!r} is neither a class nor a function: name one that builds it")
 
 
 # ---------------------------------------------------------------------- data
@@ -60,19 +69,16 @@ class DataParts:
 def read_data(config: Config) -> DataParts:
     """Build tokenizer and sources, and check that every prompt can be used. Raises UserError."""
     tokenizer = build_tokenizer(config)
-    longest = max_model_len(config) - config.rollout.max_new_tokens
-    if longest < 1:
-        raise ConfigError(
-            f"rollout.max_new_tokens is {config.rollout.max_new_tokens}, which leaves no room for a prompt "
-            f"in the model's {max_model_len(config)} tokens: lower it"
-        )
+    longest = _longest_prompt(config, "rollout", config.rollout.max_new_tokens)
     train = build_source(config, tokenizer)
     check_batch_size(config.data.batch_size, len(train), epochs=config.data.epochs)
     check_prompts(train, longest)
     held_out: tuple[Prompt, ...] = ()
     if config.evaluation.every:
+        if config.evaluation.max_new_tokens is not None:
+            longest = _longest_prompt(config, "evaluation", config.evaluation.max_new_tokens)
         source = build_held_out(config, tokenizer)
-        check_prompts(source, longest)
+        check_prompts(source, longest, "evaluation.max_new_tokens")
         held_out = tuple(source.prompt(i) for i in range(min(len(source), config.evaluation.prompts)))
     return DataParts(tokenizer=tokenizer, train=train, held_out=held_out)
 
@@ -86,34 +92,46 @@ def build_tokenizer(config: Config) -> Tokenizer:
 
 def build_source(config: Config, tokenizer: Tokenizer) -> PromptSource:
     """The training prompts."""
-    return load_source(config.data.source, tokenizer, **_source_options(config, held_out=False))
+    return load_source(config.data.source, tokenizer, **_source_settings(config, held_out=False))
 
 
 def build_held_out(config: Config, tokenizer: Tokenizer) -> PromptSource:
     """The evaluation prompts: another split, seed or file of the same source."""
-    return load_source(config.data.source, tokenizer, **_source_options(config, held_out=True))
+    return load_source(config.data.source, tokenizer, **_source_settings(config, held_out=True))
 
 
-def _source_options(config: Config, *, held_out: bool) -> dict[str, Any]:
+def _source_settings(config: Config, *, held_out: bool) -> dict[str, Any]:
     data = config.data
-    options: dict[str, Any] = {"split": "held_out" if held_out else "train"}
-    options["size"] = config.evaluation.prompts if held_out else data.size
-    if data.source in ("jsonl", "parquet"):
-        options |= {
-            "path": data.path,
-            "prompt_column": data.prompt_column,
-            "answer_column": data.answer_column,
-        }
-    else:
-        options["seed"] = config.run.seed
-    return options | data.options
+    return {
+        "split": "held_out" if held_out else "train",
+        "size": config.evaluation.prompts if held_out else data.size,
+        "seed": config.run.seed,
+        "path": data.path,
+        "prompt_column": data.prompt_column,
+        "answer_column": data.answer_column,
+        "options": data.options,
+    }
 
 
 def max_model_len(config: Config) -> int:
-    """Tokens of prompt and response together: the config's own limit, or the model's."""
-    about = json.loads((model_folder(config.model.source) / "config.json").read_text(encoding="utf-8"))
-    own = about.get("max_position_embeddings") or about.get("n_positions") or DEFAULT_CONTEXT
-    return min(int(own), config.rollout.max_model_len or int(own))
+    """Tokens of prompt and response together: the config's own limit, or the model's. Raises ConfigError."""
+    own, limit = context_length(model_folder(config.model.source)), config.rollout.max_model_len
+    if own is not None and limit is not None and limit > own:
+        raise ConfigError(
+            f"rollout.max_model_len is {limit}, but the model reads at most {own} tokens: lower it"
+        )
+    return limit or own or DEFAULT_CONTEXT
+
+
+def _longest_prompt(config: Config, section: str, max_new_tokens: int) -> int:
+    """Tokens of a prompt that leave room for a whole response."""
+    longest = max_model_len(config) - max_new_tokens
+    if longest < 1:
+        raise ConfigError(
+            f"{section}.max_new_tokens is {max_new_tokens}, which leaves no room for a prompt "
+            f"in the model's {max_model_len(config)} tokens: lower it"
+        )
+    return longest
 
 
 def scoring_request(tokenizer: Tokenizer) -> Callable[[Trajectory], ScoreRequest]:

@@ -21,7 +21,7 @@ from staleflow.config.schema import Config
 from staleflow.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, ConfigError
 from staleflow.protocol.records import Start
 from staleflow.reward.verifiers import load_verifier
-from staleflow.runtime.assembly import DataParts, read_data
+from staleflow.runtime.assembly import DataParts, check_own_parts, read_data
 from staleflow.runtime.session import InlineSession, RunPaths, Session
 from staleflow.runtime.start import StartPoint, first_start, resumed_start
 from staleflow.storage.provenance import provenance
@@ -42,6 +42,7 @@ ALL_FILTERED = (
 
 def launch(config: Config, *, resume: bool, clean: bool) -> int:
     """Run to the end; returns the exit code. Raises UserError before anything is started, or RunFailed."""
+    check_own_parts(config)
     data = read_data(config)
     load_verifier(config.reward.verifier)
     _check_shared_memory(config)

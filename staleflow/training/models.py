@@ -5,6 +5,7 @@ Invariants: no network is touched; importing this module imports neither torch n
 
 from __future__ import annotations
 
+import json
 import os
 from importlib.resources import files
 from pathlib import Path
@@ -47,6 +48,19 @@ def model_folder(source: str) -> Path:
             f"The model folder {source!r} has no *.safetensors file; save its weights there first."
         )
     return folder
+
+
+def context_length(folder: Path) -> int | None:
+    """Most tokens that the model in `folder` reads; None: its config names no limit. Raises ConfigError."""
+    path = folder / "config.json"
+    try:
+        about = json.loads(path.read_text(encoding="utf-8"))
+        own = about.get("max_position_embeddings") or about.get("n_positions")
+        return None if own is None else int(own)
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"The model's {path} cannot be read ({error}); give a Hugging Face folder."
+        ) from error
 
 
 def load_model(source: str, dtype: str = "float32") -> PreTrainedModel:

@@ -135,6 +135,12 @@ def test_all_problems_are_listed_a_line_each() -> None:
         (["data.path=x.jsonl"], "data.path", "reads no file"),
         (["data.size=10"], "data.batch_size", "data.size 10"),
         (["cluster.runtime=inline", "cluster.address=auto"], "cluster.address", "uses no cluster"),
+        (
+            ["cluster.runtime=inline", "cluster.shared_memory_dir=/x"],
+            "cluster.shared_memory_dir",
+            "in its own memory",
+        ),
+        (["evaluation.max_new_tokens=8192"], "evaluation.max_new_tokens", "more than an instance holds"),
         (["rollout.lost_after_s=0.5"], "rollout.progress_interval_s", "would count as lost"),
         (["redundancy.groups=1"], "redundancy.groups", "not part of this version yet"),
         (["redundancy.members=1"], "redundancy.members", "not part of this version yet"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -163,3 +164,31 @@ def test_dumped_values_read_back_as_themselves(values: object) -> None:
     read = parse(dump(values), "x").values
     assert read == values
     assert type(read) is type(values)
+
+
+def test_a_pipe_is_a_config_file_and_minus_is_standard_input(tmp_path: Path) -> None:
+    """`staleflow run --dry-run | staleflow run -`."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert split_arguments([str(pipe), "-"]) == ([pipe, Path("/dev/stdin")], [])
+
+
+def test_an_argument_longer_than_a_file_name_is_an_override() -> None:
+    long = f"run.name={'x' * 5000}"
+    assert split_arguments([long]) == ([], [long])
+
+
+@pytest.mark.parametrize(
+    "name", ["STALEFLOW__", "STALEFLOW__RUN__", "STALEFLOW____RUN", "STALEFLOW_RUN__SEED"]
+)
+def test_a_variable_that_nearly_names_a_key_is_refused(name: str) -> None:
+    """F32: never passed over in silence."""
+    with pytest.raises(ConfigError, match=f"{name} .* write STALEFLOW__SECTION__KEY"):
+        load_config([], [], {name: "3"})
+
+
+def test_yaml_nested_too_deep_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("run: " + "[" * 3000)
+    with pytest.raises(ConfigError, match=r"c\.yaml: not usable YAML: it is nested too deep"):
+        load_config([path])

@@ -195,4 +195,17 @@ def test_an_unknown_reasoning_gym_task_or_option_is_refused() -> None:
     with pytest.raises(ConfigError, match="did you mean 'chain_sum'"):
         load_source("reasoning_gym:chain_sums", TOKENIZER)
     with pytest.raises(ConfigError, match="refuses its options"):
-        load_source("reasoning_gym:chain_sum", TOKENIZER, options={"options": {"min_term": 3}})
+        load_source("reasoning_gym:chain_sum", TOKENIZER, options={"min_term": 3})
+    sums = load_source("reasoning_gym:chain_sum", TOKENIZER, size=1, options={"min_terms": 5, "max_terms": 5})
+    assert len(re.findall(r"\d+", sums.prompt(0).text)) == 5
+
+
+def test_a_column_must_be_read_by_somebody() -> None:
+    with pytest.raises(ConfigError, match=r"data\.answer_column is set, but the data source 'sums' has none"):
+        load_source("sums", TOKENIZER, answer_column="solution")
+
+
+def test_a_line_nested_too_deep_is_named(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "d.jsonl", [{"prompt": "1", "answer": "1"}, "[" * 100_000])
+    with pytest.raises(DataError, match=r"d\.jsonl:2: the line is JSON nested too deep"):
+        load_source("jsonl", TOKENIZER, path=path)

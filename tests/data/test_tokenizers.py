@@ -123,3 +123,8 @@ def test_a_chat_template_writes_the_messages(tmp_path: Path) -> None:
 def test_a_tokenizer_without_an_end_token_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="names no end token"):
         HFTokenizer(make_hf_folder(tmp_path, eos=None))
+
+
+def test_a_folder_that_is_not_there_is_said_so(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nowhere' does not exist"):
+        load_tokenizer(tmp_path / "nowhere")

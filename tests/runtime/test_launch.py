@@ -70,3 +70,45 @@ def test_a_shared_memory_folder_that_is_none_is_refused_before_anything_starts(
     with pytest.raises(ConfigError, match=r"cluster\.shared_memory_dir is '.*missing', which is no writable"):
         launch(config, resume=False, clean=False)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("rollout.engine=nowhere.Engine", "rollout engine 'nowhere.Engine' cannot be loaded"),
+        ("rollout.engine=os.path", "rollout engine 'os.path' is neither a class nor a function"),
+        ("training.trainer=nowhere.Trainer", "trainer 'nowhere.Trainer' cannot be loaded"),
+        ("rollout.max_model_len=512", "rollout.max_model_len is 512, but the model reads at most 256 tokens"),
+        ("data.options.terms=3", r"data\.options\.terms is no option of the data source 'sums'"),
+        ("data.prompt_column=problem", r"data\.prompt_column is set"),
+        ("model.tokenizer=/nowhere", "tokenizer folder '/nowhere' does not exist"),
+    ],
+)
+def test_what_the_config_names_is_looked_at_before_anything_starts(
+    model: Path, tmp_path: Path, override: str, message: str
+) -> None:
+    config = toy_config(model, tmp_path, override)
+    with pytest.raises(ConfigError, match=message):
+        launch(config, resume=False, clean=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_on_files_is_evaluated_on_its_held_out_file(model: Path, tmp_path: Path) -> None:
+    """What the README says about your own data: `data.options` reach the source."""
+    for name, count in (("train", 8), ("test", 5)):
+        lines = [json.dumps({"problem": f"{n}+1=", "answer": str(n + 1)}) for n in range(count)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    config = toy_config(
+        model,
+        tmp_path,
+        "run.steps=1",
+        "data.source=jsonl",
+        f"data.path={tmp_path}/train.jsonl",
+        "data.prompt_column=problem",
+        "data.size=null",
+        f"data.options.held_out_path={tmp_path}/test.jsonl",
+        "evaluation.every=1",
+    )
+    assert launch(config, resume=False, clean=False) == 0
+    rows = [json.loads(line) for line in (tmp_path / "toy" / "metrics.jsonl").read_text().splitlines()]
+    assert {row["eval/heldout/prompts"] for row in rows if row["kind"] == "eval"} == {5}
