@@ -1,7 +1,8 @@
 """What a ledger says about a run that is to go on from a checkpoint.
 
 Invariant: a prompt use (epoch, prompt) is *used* iff, in the history that the checkpoint continues, its
-group was consumed for a step that the checkpoint contains, or was filtered before the last such step was
+group was consumed for a step that the checkpoint contains, or was filtered, or failed as a whole (within one
+attempt neither is drawn again), before the last such step was
 consumed. Everything later is void and is drawn anew, so that over all attempts each prompt of an epoch is
 trained or filtered exactly once.
 
@@ -68,7 +69,7 @@ def resume_state(path: Path, step: int) -> ResumeState | None:
                 next_buffer = go_back(record.step)
             case Reserve():
                 group_attempt = max(group_attempt, _parse(record.group, path)[2] + 1)
-            case Release(reason="filtered"):
+            case Release(reason="filtered" | "failed"):
                 uses[next_buffer].add(_parse(record.group, path)[:2])
             case Consume():
                 uses[record.buffer].update(_parse(g.group, path)[:2] for g in record.groups)
