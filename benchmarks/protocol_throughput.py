@@ -44,7 +44,6 @@ from staleflow.protocol.buffer import StalenessBuffer
 from staleflow.protocol.records import (
     Consume,
     ConsumedGroup,
-    ConsumedMember,
     Lower,
     Occupy,
     Record,
@@ -147,15 +146,16 @@ class Ledgered:
         groups: list[ConsumedGroup] = []
         for entry in consumed.entries:
             members = self._members[entry.group]
-            trajectories = tuple(ConsumedMember(id=m.trajectory_id, hash=m.token_hash) for m in members)
-            groups.append(ConsumedGroup(group=entry.group, version=entry.version, trajectories=trajectories))
+            ids = tuple([m.trajectory_id for m in members])
+            hashes = tuple([m.token_hash for m in members])
+            groups.append(ConsumedGroup(entry.group, entry.version, ids, hashes))
         self._record(Consume(buffer=consumed.buffer, final=False, groups=tuple(groups)))
         self._ledger.flush()
         if self._with_trained:
             trained = tuple(
-                TrainedMember(id=m.id, min=g.version, max=g.version, tokens=400, hash=m.hash)
+                TrainedMember(id=member, min=g.version, max=g.version, tokens=400, hash=digest)
                 for g in groups
-                for m in g.trajectories
+                for member, digest in zip(g.ids, g.hashes, strict=True)
             )
             self._record(Trained(step=consumed.buffer, version=consumed.buffer, trajectories=trained))
             self._ledger.flush()

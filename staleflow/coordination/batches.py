@@ -17,7 +17,7 @@ from staleflow.coordination.outbox import Outbox
 from staleflow.coordination.population import Group, Member, Population
 from staleflow.protocol.buffer import StalenessBuffer
 from staleflow.protocol.lifecycle import TrajectoryState
-from staleflow.protocol.records import Consume, ConsumedGroup, ConsumedMember, End, Occupy, Release
+from staleflow.protocol.records import Consume, ConsumedGroup, End, Occupy, Release
 
 LastBatch = Literal["train", "drop", "pad"]
 FinishKind = Literal["completed", "exhausted", "interrupted", "filtered_out"]
@@ -169,14 +169,15 @@ class Batches:
         groups: list[ConsumedGroup] = []
         for entry in consumed.entries:
             members = self._population.forget(entry.group, TrajectoryState.CONSUMED)
-            trajectories = tuple(ConsumedMember(id=m.trajectory_id, hash=m.token_hash) for m in members)
-            groups.append(ConsumedGroup(group=entry.group, version=entry.version, trajectories=trajectories))
+            ids = tuple([m.trajectory_id for m in members])
+            hashes = tuple([m.token_hash for m in members])
+            groups.append(ConsumedGroup(entry.group, entry.version, ids, hashes))
         self._released_in_a_row = 0
         self._outbox.record(Consume(buffer=consumed.buffer, final=final, groups=tuple(groups)))
         self._outbox.put(
             Train(
                 step=consumed.buffer,
-                groups=tuple((g.group, tuple(t.id for t in g.trajectories)) for g in groups),
+                groups=tuple((g.group, g.ids) for g in groups),
                 final=final,
             )
         )

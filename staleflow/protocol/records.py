@@ -132,25 +132,22 @@ class Swap:
         return f'"kind":"swap","spare":{quoted(self.spare)},"firm":{quoted(self.firm)}'
 
 
-class ConsumedMember(NamedTuple):
-    """One trajectory handed to the trainer."""
-
-    id: str
-    hash: str
-    """`token_hash` of the sampled response ids."""
-
-
 class ConsumedGroup(NamedTuple):
     """One group handed to the trainer."""
 
     group: str
     version: int
     """V of the entry when it was consumed."""
-    trajectories: tuple[ConsumedMember, ...]
+    ids: tuple[str, ...]
+    """Its trajectories."""
+    hashes: tuple[str, ...]
+    """`token_hash` of the sampled response ids of each."""
 
     def as_json(self) -> str:
         """The group as a JSON object."""
-        members = ",".join([f'{{"id":{quoted(m.id)},"hash":{quoted(m.hash)}}}' for m in self.trajectories])
+        members = ",".join(
+            [f'{{"id":{quoted(i)},"hash":{quoted(h)}}}' for i, h in zip(self.ids, self.hashes, strict=True)]
+        )
         return f'{{"group":{quoted(self.group)},"version":{self.version},"trajectories":[{members}]}}'
 
 
@@ -246,11 +243,16 @@ def from_json(line: str | bytes) -> tuple[int, int, Record]:
 
 
 def _consume(fields: dict[str, Any]) -> Consume:
-    groups = tuple(
-        ConsumedGroup(**{**group, "trajectories": tuple(ConsumedMember(**m) for m in group["trajectories"])})
-        for group in fields["groups"]
+    return Consume(**{**fields, "groups": tuple(map(_consumed_group, fields["groups"]))})
+
+
+def _consumed_group(fields: dict[str, Any]) -> ConsumedGroup:
+    members = fields.pop("trajectories")
+    if any(member.keys() != {"id", "hash"} for member in members):
+        raise TypeError("a consumed trajectory has an id and a hash, and nothing else")
+    return ConsumedGroup(
+        **fields, ids=tuple(m["id"] for m in members), hashes=tuple(m["hash"] for m in members)
     )
-    return Consume(**{**fields, "groups": groups})
 
 
 def _trained(fields: dict[str, Any]) -> Trained:

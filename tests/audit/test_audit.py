@@ -15,7 +15,6 @@ from staleflow.protocol.buffer import StalenessBuffer
 from staleflow.protocol.records import (
     Consume,
     ConsumedGroup,
-    ConsumedMember,
     End,
     Lower,
     Occupy,
@@ -84,9 +83,8 @@ class World:
             ConsumedGroup(
                 group=e.group,
                 version=e.version,
-                trajectories=tuple(
-                    ConsumedMember(id=f"{e.group}-m{m}", hash=f"h{e.order}{m}") for m in range(GROUP)
-                ),
+                ids=tuple(f"{e.group}-m{m}" for m in range(GROUP)),
+                hashes=tuple(f"h{e.order}{m}" for m in range(GROUP)),
             )
             for e in consumed.entries
         )
@@ -98,9 +96,9 @@ class World:
     def train(self, groups):
         step = self.buffer.next_buffer - 1
         trajectories = tuple(
-            TrainedMember(id=m.id, min=g.version, max=step, tokens=3, hash=m.hash)
+            TrainedMember(id=member, min=g.version, max=step, tokens=3, hash=digest)
             for g in groups
-            for m in g.trajectories
+            for member, digest in zip(g.ids, g.hashes, strict=True)
         )
         self.write(Trained(step=step, version=step, trajectories=trajectories))
 

@@ -206,6 +206,9 @@ def test_the_ids_trained_on_are_the_ids_sampled(restless: bool, model: Path, tmp
     assert sum(len(t.segments) == 3 for t in trajectories_of(batches)) > len(expected) / 2
     assert hashes(run.ledger) == expected
     consumed = {
-        t.id: t.hash for c in records_of(run.ledger, Consume) for g in c.groups for t in g.trajectories
+        i: h
+        for c in records_of(run.ledger, Consume)
+        for g in c.groups
+        for i, h in zip(g.ids, g.hashes, strict=True)
     }
     assert consumed == expected

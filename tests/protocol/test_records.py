@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from staleflow.protocol.records import (
     Consume,
     ConsumedGroup,
-    ConsumedMember,
     End,
     Lower,
     Occupy,
@@ -28,10 +27,20 @@ from staleflow.protocol.records import (
 
 ids = st.text(max_size=12)
 numbers = st.integers(-1, 10**6)
-members = st.builds(ConsumedMember, id=ids, hash=ids)
-groups = st.builds(
-    ConsumedGroup, group=ids, version=numbers, trajectories=st.lists(members, max_size=3).map(tuple)
-)
+
+
+@st.composite
+def consumed_groups(draw):
+    members = draw(st.lists(st.tuples(ids, ids), max_size=3))
+    return ConsumedGroup(
+        group=draw(ids),
+        version=draw(numbers),
+        ids=tuple(i for i, _ in members),
+        hashes=tuple(h for _, h in members),
+    )
+
+
+groups = consumed_groups()
 trained = st.builds(TrainedMember, id=ids, min=numbers, max=numbers, tokens=numbers, hash=ids)
 records = st.one_of(
     st.builds(
@@ -67,6 +76,9 @@ def as_plain(value):
     """A record or a part of one as dicts by field name, lists and scalars."""
     if is_dataclass(value):
         return {field.name: as_plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, ConsumedGroup):
+        members = [{"id": i, "hash": h} for i, h in zip(value.ids, value.hashes, strict=True)]
+        return {"group": value.group, "version": value.version, "trajectories": members}
     if hasattr(value, "_asdict"):
         return {name: as_plain(item) for name, item in value._asdict().items()}
     return [as_plain(item) for item in value] if isinstance(value, tuple) else value
@@ -95,7 +107,7 @@ def test_the_format_is_the_documented_one():
         to_json(Reserve(group="e0-p1-a0", version=3), 7, 1)
         == '{"seq":7,"attempt":1,"kind":"reserve","group":"e0-p1-a0","version":3,"spare":false}'
     )
-    group = ConsumedGroup(group="g", version=1, trajectories=(ConsumedMember(id="g-m0", hash="ab"),))
+    group = ConsumedGroup(group="g", version=1, ids=("g-m0",), hashes=("ab",))
     assert to_json(Consume(buffer=2, final=True, groups=(group,)), 8, 1) == (
         '{"seq":8,"attempt":1,"kind":"consume","buffer":2,"final":true,'
         '"groups":[{"group":"g","version":1,"trajectories":[{"id":"g-m0","hash":"ab"}]}]}'

@@ -40,7 +40,7 @@ def reserve(group: str) -> Reserve:
 
 
 def consume(buffer: int, *groups: str) -> Consume:
-    taken = tuple(ConsumedGroup(group=g, version=buffer, trajectories=()) for g in groups)
+    taken = tuple(ConsumedGroup(group=g, version=buffer, ids=(), hashes=()) for g in groups)
     return Consume(buffer=buffer, final=False, groups=taken)
 
 
