@@ -41,6 +41,7 @@ bench: $(VENV)/.installed-dev
 	for benchmark in benchmarks/*.py; do $(BIN)/python $$benchmark || exit 1; done
 
 $(VENV)/.installed: pyproject.toml constraints.txt
+	@echo "installing into $(VENV): about two gigabytes, two to five minutes"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet -c constraints.txt setuptools $(TORCH)
 	$(BIN)/pip install --quiet --no-build-isolation -c constraints.txt -e .
