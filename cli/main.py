@@ -19,6 +19,8 @@ app = typer.Typer(
 )
 
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+_MARKS = ("ledger.jsonl", "metrics.jsonl", "config.yaml", "checkpoints")
+"""What tells a run's folder from any other; an audit of one that lost its ledger is a violation."""
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")]
 
 
@@ -128,10 +130,19 @@ def report(
     target = output or (runs[0] / "report.html" if len(runs) == 1 else Path("comparison.html"))
     from staleflow.reporting.report import terminal_summary, write_report
 
+    if output is not None and output.is_file() and not _is_html(output):
+        raise UserError(
+            f"{output} exists and is no HTML file, so it is not overwritten: choose another --output"
+        )
     write_report(runs, target)
     print(terminal_summary(runs))
     print(f"report: {target}")
     return 0
+
+
+def _is_html(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(64).lstrip().lower().startswith((b"<!doctype html", b"<html"))
 
 
 @app.command()
@@ -144,6 +155,8 @@ def audit(runs: Runs, debug: Debug = False) -> int:
     for run in runs:
         if not run.exists():
             raise RunFolderError(f"there is no run folder {run}")
+        if run.is_dir() and not any((run / name).exists() for name in _MARKS):
+            raise RunFolderError(f"{run} is no run: it has none of {', '.join(_MARKS)}")
         result = audit_ledger(run)
         print(f"{run}\n{result.text()}")
         if not result.ok:

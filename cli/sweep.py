@@ -1,7 +1,7 @@
 """`staleflow sweep`: every combination of some values, one `staleflow run` each, and a comparison.
 
 Invariants: all combinations are checked before the first one starts; a run that ended by itself is never run
-again; one that fails does not stop the others.
+again, nor taken for one with another config; one that fails does not stop the others.
 """
 
 from __future__ import annotations
@@ -15,13 +15,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from staleflow.config import load_config
+from staleflow.config import Config, load_config
 from staleflow.config.layers import split_arguments
 from staleflow.config.yaml_text import dump_scalar, parse
 from staleflow.errors import EXIT_FAILED, EXIT_INTERRUPTED, ConfigError, UserError
+from staleflow.storage.run_folder import checked_path, config_differences
 
 _DONE_REASONS = ("completed", "exhausted", "filtered_out")
 """End reasons that resuming would not change; an interrupted run is not done."""
+_OWN_KEYS = {"run.name": "--name", "run.output_dir": "--output-dir"}
+"""Keys that a sweep sets itself, and the option that says how."""
+_MAY_DIFFER = ("run.name", "run.output_dir", "telemetry")
+"""Where a finished run may differ from what is asked for now and still count as done."""
 _SHORT_NAMES = {"staleness.bound": "eta"}
 """Axes with a name of their own in run names; others go by the last part of their key."""
 
@@ -53,7 +58,7 @@ def plan_sweep(
     output_dir: str | None,
     environ: Mapping[str, str],
 ) -> SweepPlan:
-    """Every combination of the axes (`key=v1,v2`), each with its config checked. Raises ConfigError."""
+    """Every combination of the axes (`key=v1,v2`), each with its config checked. Raises UserError."""
     if not axes:
         raise UserError("a sweep needs --eta 0,1,2 or --axis key=v1,v2")
     files, overrides = split_arguments(arguments)
@@ -64,6 +69,9 @@ def plan_sweep(
         raise UserError(f"a sweep reads its config once for each run, so {pipe} must be a file, not a pipe")
     values = [_axis(text) for text in axes]
     keys = [key for key, _ in values]
+    for key in [*keys, *(text.partition("=")[0] for text in arguments)]:
+        if key == "run.name" or (key in _OWN_KEYS and key in keys):
+            raise UserError(f"a sweep sets {key} of each run itself: use {_OWN_KEYS[key]}")
     if len(set(keys)) < len(keys):
         raise UserError(f"the axis {next(k for k in keys if keys.count(k) > 1)} is given twice")
     runs = []
@@ -72,17 +80,20 @@ def plan_sweep(
         label = ",".join(f"{_SHORT_NAMES.get(k, k.rpartition('.')[2])}={_in_a_name(v)}" for k, v in pairs)
         chosen = [*overrides, *(f"{k}={v}" for k, v in pairs), f"run.name={json.dumps(f'{name}/{label}')}"]
         config = load_config(files, chosen, environ)
-        folder = Path(config.run.output_dir)
+        output = Path(config.run.output_dir)
+        folder = checked_path(output, f"{name}/{label}")
+        if is_done(folder):
+            _check_agreement(folder, config)
         runs.append(
             SweepRun(
                 label=label,
-                folder=folder / name / label,
+                folder=folder,
                 arguments=(*map(str, files), *chosen),
             )
         )
     if len({run.folder for run in runs}) < len(runs):
         raise UserError("two combinations of the sweep have the same name: give each value once")
-    return SweepPlan(runs=tuple(runs), folder=folder / name)
+    return SweepPlan(runs=tuple(runs), folder=output / name)
 
 
 def run_sweep(plan: SweepPlan, *, resume: bool) -> int:
@@ -128,6 +139,18 @@ def is_done(folder: Path) -> bool:
     except ValueError:
         return False
     return last.get("kind") == "end" and last.get("reason") in _DONE_REASONS
+
+
+def _check_agreement(folder: Path, config: Config) -> None:
+    """Refuse to take a finished run for one with another config. Raises UserError."""
+    differing = config_differences(
+        folder / "config.yaml", config.model_dump(mode="json"), except_in=_MAY_DIFFER
+    )
+    if differing:
+        raise UserError(
+            f"the finished run in {folder} had another {', '.join(differing)}: choose another --name, or "
+            "give the old values"
+        )
 
 
 def _run_one(run: SweepRun, *, resume: bool) -> int:

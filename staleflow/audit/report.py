@@ -75,8 +75,8 @@ class AuditReport:
         lines = [
             f"{self.steps} steps, {self.trained_groups} groups, {self.trajectories} trajectories trained "
             f"in {self.attempts} attempt{'' if self.attempts == 1 else 's'} ({self.records} records)",
-            f"staleness: bound {self.bound}, max {self.max_staleness}, "
-            + ", ".join(f"{lag}: {times}" for lag, times in sorted(self.staleness_histogram.items())),
+            f"staleness: bound {_or_none(self.bound)}, max {_or_none(self.max_staleness)}"
+            + "".join(f", {lag}: {times}" for lag, times in sorted(self.staleness_histogram.items())),
         ]
         if self.released:
             lines.append("released: " + ", ".join(f"{n} {why}" for why, n in sorted(self.released.items())))
@@ -119,3 +119,7 @@ class Findings:
                 code=code, message=message, line=self.line, step=step, group=group, trajectory=trajectory
             )
         )
+
+
+def _or_none(value: int | None) -> str:
+    return "none" if value is None else str(value)

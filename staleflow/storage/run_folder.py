@@ -64,7 +64,7 @@ class RunFolder:
             if resume:
                 raise RunFolderError(_which_to_resume(output_dir))
             name = f"{datetime.fromtimestamp(now, UTC):%Y%m%d-%H%M%S}-seed{seed}"
-        path = _checked_path(output_dir, name)
+        path = checked_path(output_dir, name)
         in_use = _holds_something(path)
         if resume and not is_run_folder(path):
             raise RunFolderError(f"there is no run to resume in {path}")
@@ -132,14 +132,7 @@ class RunFolder:
 
         Raises RunFolderError naming the keys with their old and new values.
         """
-        if not self.config.is_file():
-            return  # the earlier attempt died before it wrote anything that depends on a config
-        old = yaml.safe_load(self.config.read_text(encoding="utf-8"))
-        differing = [
-            f"{key} (was {before!r}, now {after!r})"
-            for key, before, after in _differences(old, config)
-            if _under(key, MUST_AGREE) and not _under(key, MAY_DIFFER)
-        ]
+        differing = config_differences(self.config, config, only_in=MUST_AGREE, except_in=MAY_DIFFER)
         if differing:
             raise RunFolderError(
                 f"the run in {self.path} cannot be resumed with another {', '.join(differing)}: give the old "
@@ -159,6 +152,28 @@ class RunFolder:
         self.close()
 
 
+def config_differences(
+    path: Path,
+    config: Mapping[str, Any],
+    *,
+    only_in: tuple[str, ...] | None = None,
+    except_in: tuple[str, ...] = (),
+) -> list[str]:
+    """`key (was 1, now 2)` for each key in which the config file at `path` differs from `config`.
+
+    Only keys that both have count. `only_in` and `except_in`: keys or sections. Empty when there is no file:
+    the attempt died before it wrote anything that depends on a config.
+    """
+    if not path.is_file():
+        return []
+    old = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return [
+        f"{key} (was {before!r}, now {after!r})"
+        for key, before, after in _differences(old, config)
+        if (only_in is None or _under(key, only_in)) and not _under(key, except_in)
+    ]
+
+
 def is_run_folder(path: Path) -> bool:
     """Whether `path` is recognisably the folder of a run."""
     return (path / LOCK_NAME).is_file() or all((path / n).is_file() for n in ("config.yaml", "ledger.jsonl"))
@@ -172,7 +187,8 @@ def _holds_something(path: Path) -> bool:
     return any(not entry.is_dir() or any(entry.iterdir()) for entry in others)
 
 
-def _checked_path(output_dir: Path, name: str) -> Path:
+def checked_path(output_dir: Path, name: str) -> Path:
+    """The folder of the run called `name`. Raises RunFolderError when the name is unfit."""
     parts = name.split("/")
     if any(part in ("", ".", "..") or part.startswith(".") for part in parts) or "\0" in name or "\\" in name:
         raise RunFolderError(

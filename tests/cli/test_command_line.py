@@ -160,3 +160,23 @@ def test_report_writes_where_it_is_told(tmp_path: Path) -> None:
     result = call("report", str(run), "--output", str(tmp_path / "r.html"))
     assert result.exit_code == 0, result.stderr
     assert (tmp_path / "r.html").read_text().lstrip().lower().startswith("<!doctype html")
+
+
+def test_a_report_overwrites_nothing_but_html(tmp_path: Path) -> None:
+    (tmp_path / "ledger.jsonl").write_text("")
+    (tmp_path / "metrics.jsonl").write_text('{"kind":"event"}\n')
+    result = call("report", str(tmp_path), "-o", str(tmp_path / "metrics.jsonl"))
+    assert result.exit_code == 2
+    assert "is no HTML file, so it is not overwritten" in result.stderr
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"kind":"event"}\n'
+    assert call("report", str(tmp_path)).exit_code == 0
+    assert call("report", str(tmp_path)).exit_code == 0  # over its own
+
+
+def test_an_audit_tells_a_folder_that_is_no_run_from_a_run_without_its_ledger(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("hello")
+    result = call("audit", str(tmp_path))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "is no run: it has none of ledger.jsonl" in result.stderr
+    (tmp_path / "metrics.jsonl").write_text("")
+    assert call("audit", str(tmp_path)).exit_code == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import pytest
 
 from staleflow.cli.sweep import SweepPlan, is_done, plan_sweep, run_sweep
-from staleflow.errors import ConfigError
+from staleflow.config import load_config
+from staleflow.errors import ConfigError, RunFolderError, UserError
 from staleflow.protocol.records import End, Start
 from staleflow.storage import LedgerWriter
 
@@ -102,3 +104,39 @@ def test_only_begun_runs_are_resumed(tmp_path: Path, commands: list[list[str]]) 
     ledger(made.runs[1].folder, START)
     assert run_sweep(made, resume=True) == 0
     assert ["--resume" in command for command in commands] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("axis", "arguments", "key"),
+    [
+        ("run.name=a,b", (), "run.name"),
+        ("run.output_dir=a,b", (), "run.output_dir"),
+        ("run.seed=1,2", ("run.name=mine",), "run.name"),
+    ],
+)
+def test_a_key_that_the_sweep_sets_itself_is_not_passed_over(
+    tmp_path: Path, axis: str, arguments: tuple[str, ...], key: str
+) -> None:
+    with pytest.raises(UserError, match=f"a sweep sets {key} of each run itself: use --"):
+        plan(tmp_path, axis, arguments=arguments)
+
+
+def test_an_unfit_name_is_refused_before_the_first_run(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match="does not name a folder inside"):
+        plan_sweep([], ["run.seed=1,2"], name="../s", output_dir=str(tmp_path), environ={})
+
+
+def test_a_config_from_a_pipe_is_refused_because_it_can_be_read_only_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match="must be a file, not a pipe"):
+        plan(tmp_path, "run.seed=1,2", arguments=(str(tmp_path / "pipe"),))
+
+
+def test_a_finished_run_is_not_taken_for_one_with_another_config(tmp_path: Path) -> None:
+    folder = tmp_path / "s" / "seed=1"
+    ledger(folder, START, End(steps=1, reason="completed"))
+    old = load_config([], ["run.seed=1", "run.steps=3", "run.name=old", "telemetry.console=off"])
+    (folder / "config.yaml").write_text(old.to_yaml())
+    plan(tmp_path, "run.seed=1,2", arguments=("run.steps=3",))
+    with pytest.raises(UserError, match=r"seed=1 had another run\.steps \(was 3, now 4\)"):
+        plan(tmp_path, "run.seed=1,2", arguments=("run.steps=4",))
