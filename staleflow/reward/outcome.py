@@ -116,6 +116,6 @@ def judge(call: Callable[[], object]) -> Outcome:
 
 def _described(error: BaseException) -> str:
     try:
-        return f"{type(error).__name__}: {error}"[:_MESSAGE_LENGTH]
+        return " ".join(f"{type(error).__name__}: {error}".split())[:_MESSAGE_LENGTH]
     except Exception:  # a user's exception may fail to print itself
         return type(error).__name__

@@ -6,6 +6,7 @@ Ctrl-C once finishes the step, saves and writes the report; twice stops now. Eit
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -18,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 
 from staleflow.config.schema import Config
-from staleflow.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, ConfigError
+from staleflow.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, ConfigError, RunFailed
 from staleflow.protocol.records import Start
 from staleflow.reward.verifiers import load_verifier
 from staleflow.runtime.assembly import DataParts, check_own_parts, read_data
@@ -60,6 +61,12 @@ def launch(config: Config, *, resume: bool, clean: bool) -> int:
         )
         try:
             reason = _watched(config, data, start, paths, folder)
+        except Exception as error:
+            if os.strerror(errno.ENOSPC) not in str(error):
+                raise
+            raise RunFailed(
+                f"there is no space left where {folder.path} is: make room, and go on with --resume"
+            ) from error
         finally:
             _write_report(folder.path, folder.report)
     print(f"run folder: {folder.path}\nreport:     {folder.report}")

@@ -101,3 +101,10 @@ def test_the_inline_scorer_answers_in_order_and_counts_errors() -> None:
     assert (second, failed.raw, failed.status, failed.usable) == ("a", 0.0, "error", True)
     assert (scorer.counts().scored_count, scorer.counts().error_count) == (1, 1)
     assert scorer.poll() == []
+
+
+def test_a_message_of_many_lines_becomes_one() -> None:
+    def verifier() -> float:
+        raise ValueError("no\n  such\tanswer")
+
+    assert judge(verifier).message == "ValueError: no such answer"

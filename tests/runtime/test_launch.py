@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -112,3 +114,16 @@ def test_a_run_on_files_is_evaluated_on_its_held_out_file(model: Path, tmp_path:
     assert launch(config, resume=False, clean=False) == 0
     rows = [json.loads(line) for line in (tmp_path / "toy" / "metrics.jsonl").read_text().splitlines()]
     assert {row["eval/heldout/prompts"] for row in rows if row["kind"] == "eval"} == {5}
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), ValueError("x")])
+def test_a_full_disk_is_said_in_a_sentence(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fails(*_: object) -> str:
+        raise error
+
+    monkeypatch.setattr("staleflow.runtime.launch._watched", fails)
+    with pytest.raises(RunFailed if isinstance(error, OSError) else ValueError) as caught:
+        launch(toy_config(model, tmp_path), resume=False, clean=False)
+    assert ("no space left" in str(caught.value)) is isinstance(error, OSError)
