@@ -18,6 +18,7 @@ from typing import Any
 
 from staleflow.config.schema import Config
 from staleflow.coordination.commands import Command
+from staleflow.coordination.events import InstanceJoined
 from staleflow.data.trajectory import TrainBatch, Trajectory
 from staleflow.errors import EngineError
 from staleflow.rollout.instance import InstanceUpdate, RolloutInstance
@@ -33,7 +34,6 @@ from staleflow.runtime.assembly import (
 from staleflow.runtime.backend import (
     CheckpointSaved,
     Evaluated,
-    InstanceUp,
     Scored,
     StepTrained,
     TrainerUp,
@@ -97,7 +97,7 @@ class RolloutActor:
         self._failure: str | None = None
         self._alive_at = time.monotonic()
 
-    def start(self) -> InstanceUp:
+    def start(self) -> InstanceJoined:
         """Build the engine, load the newest weights, begin to decode."""
         config = self._config
         engine = build_engine(config, build_tokenizer(config), spend=time.sleep)
@@ -114,7 +114,7 @@ class RolloutActor:
             progress_interval_s=config.rollout.progress_interval_s,
         )
         threading.Thread(target=self._decode, args=(instance,), name="decode", daemon=True).start()
-        return InstanceUp(
+        return InstanceJoined(
             instance=self._name,
             incarnation=self._incarnation,
             version=engine.version,

@@ -11,25 +11,15 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from staleflow.coordination.commands import Command
+from staleflow.coordination.events import InstanceJoined
 from staleflow.data.trajectory import Reward, TrainBatch, Trajectory
 from staleflow.rollout.instance import InstanceUpdate
 from staleflow.training.trainer import TrainResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InstanceUp:
-    """An instance has loaded weights and can be ordered to."""
-
-    instance: str
-    incarnation: int
-    version: int
-    kv_capacity: int
-    max_running: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceDown:
-    """An instance died, failed or stopped answering. If it is started again, an InstanceUp follows."""
+    """An instance died, failed or stopped answering. If it is started again, an InstanceJoined follows."""
 
     instance: str
     incarnation: int
@@ -95,7 +85,7 @@ class PartFailed:
 
 
 Message = (
-    InstanceUp
+    InstanceJoined
     | InstanceDown
     | InstanceUpdated
     | Scored
@@ -111,7 +101,7 @@ class Backend(Protocol):
     """Where rollout instances, reward workers, trainer, evaluator and parameter server run."""
 
     def start(self) -> None:
-        """Begin starting every part; TrainerUp and InstanceUp messages follow."""
+        """Begin starting every part; TrainerUp and InstanceJoined messages follow."""
         ...
 
     def deliver(self, instance: str, commands: Sequence[Command], payloads: Mapping[str, Trajectory]) -> None:

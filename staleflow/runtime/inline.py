@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from staleflow.coordination.commands import Command
+from staleflow.coordination.events import InstanceJoined
 from staleflow.data.trajectory import TrainBatch, Trajectory
 from staleflow.errors import EngineError
 from staleflow.reward.verifiers import ScoreRequest
@@ -20,7 +21,6 @@ from staleflow.runtime.backend import (
     CheckpointSaved,
     Evaluated,
     InstanceDown,
-    InstanceUp,
     InstanceUpdated,
     Message,
     PartFailed,
@@ -171,7 +171,7 @@ class InlineBackend:
             progress_interval_s=self._progress_interval_s,
         )
         self._messages.append(
-            InstanceUp(
+            InstanceJoined(
                 instance=name,
                 incarnation=incarnation,
                 version=engine.version,

@@ -57,7 +57,6 @@ from staleflow.runtime.backend import (
     CheckpointSaved,
     Evaluated,
     InstanceDown,
-    InstanceUp,
     InstanceUpdated,
     Message,
     PartFailed,
@@ -217,17 +216,9 @@ class RunLoop:
                 self._on_pushed(version)
                 if self._settings.evaluate_every and version < self._settings.steps:
                     self._evaluate(version)
-            case InstanceUp():
+            case InstanceJoined():
                 self._observer.instance_up(message.instance)
-                self._tell(
-                    InstanceJoined(
-                        instance=message.instance,
-                        incarnation=message.incarnation,
-                        version=message.version,
-                        kv_capacity=message.kv_capacity,
-                        max_running=message.max_running,
-                    )
-                )
+                self._tell(message)
             case InstanceDown():
                 self._on_instance_down(message)
             case CheckpointSaved(version=version, seconds=seconds):

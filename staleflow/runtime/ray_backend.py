@@ -23,6 +23,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 
 from staleflow.config.schema import Config
 from staleflow.coordination.commands import Command
+from staleflow.coordination.events import InstanceJoined
 from staleflow.data.trajectory import TrainBatch, Trajectory
 from staleflow.errors import StaleflowError, UserError
 from staleflow.runtime.actors import (
@@ -33,7 +34,7 @@ from staleflow.runtime.actors import (
     TrainerActor,
 )
 from staleflow.runtime.assembly import instance_names
-from staleflow.runtime.backend import InstanceDown, InstanceUp, InstanceUpdated, Message, PartFailed, Scored
+from staleflow.runtime.backend import InstanceDown, InstanceUpdated, Message, PartFailed, Scored
 from staleflow.runtime.clock import Clock
 from staleflow.runtime.start import StartPoint
 from staleflow.servers.transport import Handle
@@ -231,7 +232,7 @@ class RayBackend:
         )
         self._instances[name] = actor
 
-        def up(message: InstanceUp) -> list[Message]:
+        def up(message: InstanceJoined) -> list[Message]:
             self._await_update(name, incarnation)
             return [message]
 

@@ -13,9 +13,10 @@ import pytest
 from ray.exceptions import ActorDiedError
 from toy import opening, toy_config
 
+from staleflow.coordination.events import InstanceJoined
 from staleflow.errors import ConfigError
 from staleflow.runtime import ray_backend
-from staleflow.runtime.backend import InstanceDown, InstanceUp, Message, PartFailed, Scored, TrainerUp
+from staleflow.runtime.backend import InstanceDown, Message, PartFailed, Scored, TrainerUp
 from staleflow.runtime.clock import VirtualClock
 from staleflow.runtime.ray_backend import RayBackend
 from staleflow.runtime.start import first_start
@@ -142,7 +143,7 @@ def test_an_instance_that_hangs_in_its_start_is_started_again(stage: Stage) -> N
     (down,) = stage.poll(2)
     assert down == InstanceDown(instance="i0", incarnation=1, reason="no answer for 100 s")
     assert stage.ray.count("RolloutActor.start") == 2
-    up = InstanceUp(instance="i0", incarnation=2, version=0, kv_capacity=10, max_running=1)
+    up = InstanceJoined(instance="i0", incarnation=2, version=0, kv_capacity=10, max_running=1)
     stage.ray.last("RolloutActor.start").ends(up)
     assert stage.poll() == [up]
 
@@ -152,7 +153,7 @@ def test_an_instance_that_stops_answering_is_started_again_and_in_the_end_given_
     stage.until_trainer_is_up()
     messages: list[Message] = []
     for incarnation in (1, 2, 3, 4):
-        up = InstanceUp(instance="i0", incarnation=incarnation, version=0, kv_capacity=10, max_running=1)
+        up = InstanceJoined(instance="i0", incarnation=incarnation, version=0, kv_capacity=10, max_running=1)
         stage.ray.last("RolloutActor.start").ends(up)
         stage.poll()
         for second in (40, 21, 2):
