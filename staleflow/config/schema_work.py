@@ -127,13 +127,13 @@ class Training(Section):
     correction: Literal["tis", "behaviour", "none"] = "tis"
     """tis: clip against weights at the step's start, truncated importance weight for the lag. behaviour: clip
     against behaviour log-probs. none: no correction, only where staleness.bound is 0."""
-    learning_rate: float = Field(default=3e-4, gt=0)
+    learning_rate: float = Field(default=1.5e-4, gt=0)
     """Learning rate of AdamW after the warm-up."""
     weight_decay: float = Field(default=0.0, ge=0)
     """Decoupled weight decay of AdamW."""
     betas: Annotated[tuple[Decay, Decay], Strict(False)] = (0.9, 0.999)
     """Decay rates of AdamW's two moments."""
-    warmup_steps: int = Field(default=5, ge=0)
+    warmup_steps: int = Field(default=10, ge=0)
     """Training steps over which the learning rate rises linearly from 0."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Gradients are scaled down to this norm."""
