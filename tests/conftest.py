@@ -16,3 +16,10 @@ os.environ.update(
 )
 for _name in [name for name in os.environ if name.upper().startswith("STALEFLOW__")]:
     del os.environ[_name]
+
+from hypothesis import settings  # noqa: E402
+
+# Slow machines are no bug; and what lands is judged on the same examples each time: new ones are looked for
+# where somebody can look at what they find.
+settings.register_profile("staleflow", deadline=None, derandomize="CI" in os.environ)
+settings.load_profile("staleflow")

@@ -134,6 +134,18 @@ for _tag, _pattern in ((f"{_TAG}int", _INT), (f"{_TAG}float", _FLOAT)):
     _Dumper.add_implicit_resolver(_tag, re.compile(f"^(?:{_pattern.pattern})$"), None)
 
 
+_BREAKS = re.compile(r"[\x85\u2028\u2029]")
+"""Line breaks to YAML beside the newline: only double quotes bring them back as they were."""
+
+
+def _text_node(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    style = '"' if _BREAKS.search(text) else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _text_node)
+
+
 def dump(values: Any) -> str:
     """Values as block-style YAML, in their own order."""
     return str(yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100))

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from staleflow.config import Config, load_config
@@ -160,6 +160,7 @@ JSON = st.recursive(
 
 
 @given(values=JSON)
+@example(values={"\x85": ["a\u2028b", "\u2029"]})
 def test_dumped_values_read_back_as_themselves(values: object) -> None:
     read = parse(dump(values), "x").values
     assert read == values
