@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+from pathlib import Path
 from typing import Any
 
 from staleflow.config.schema import Config
@@ -88,11 +89,10 @@ class RaySession:
     """See `session.Session`."""
 
     def __init__(self, config: Config, start: StartPoint, paths: RunPaths) -> None:
+        _connect(config)
         import ray
 
         self._ray = ray
-        self._own_cluster = config.cluster.address is None
-        _connect(config)
         options: dict[str, Any] = {"num_cpus": 0, "concurrency_groups": {"loop": 1, "look": 1}}
         make: Any = ray.remote(**options)(TrajectoryServerActor)
         self._actor = make.remote(config, start, paths)
@@ -153,7 +153,20 @@ class RaySession:
         self._ray.shutdown()
 
 
+def _use_token() -> None:
+    """Show Ray's token to an existing cluster, where the person has one and has not said otherwise.
+
+    `ray start` asks for a token by default, and `ray.init` with an address shows it only when told to; a
+    cluster that asks for none takes it as well.
+    """
+    given = "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ
+    if given or (Path.home() / ".ray" / "auth_token").is_file():
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+
+
 def _connect(config: Config) -> None:
+    if config.cluster.address is not None:
+        _use_token()  # before the import, which reads it
     import ray
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -171,5 +184,6 @@ def _connect(config: Config) -> None:
         raise ConfigError(f"cluster.address is {config.cluster.address!r}: {error}") from error
     except ConnectionError as error:
         raise RunFailed(
-            f"no Ray cluster answers at cluster.address {config.cluster.address!r}: {error}"
+            f"no Ray cluster answers at cluster.address {config.cluster.address!r}, or it asks for another "
+            f"token than ~/.ray/auth_token has: {str(error).splitlines()[0]}"
         ) from error
