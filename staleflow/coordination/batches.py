@@ -17,10 +17,8 @@ from staleflow.coordination.outbox import Outbox
 from staleflow.coordination.population import Group, Member, Population
 from staleflow.protocol.buffer import StalenessBuffer
 from staleflow.protocol.lifecycle import TrajectoryState
-from staleflow.protocol.records import Consume, ConsumedGroup, End, Occupy, Release
+from staleflow.protocol.records import Consume, ConsumedGroup, End, EndReason, LastBatch, Occupy, Release
 
-LastBatch = Literal["train", "drop", "pad"]
-FinishKind = Literal["completed", "exhausted", "interrupted", "filtered_out"]
 GroupFilter = Callable[[Sequence[float]], bool]
 
 
@@ -50,7 +48,7 @@ class Batches:
         abort: Callable[[Member, str], None],
     ) -> None:
         self.newest_version = -1
-        self.finished: FinishKind | None = None
+        self.finished: EndReason | None = None
         self.exhausted = False
         self.stopping = False
         self._buffer = buffer
@@ -182,7 +180,7 @@ class Batches:
             )
         )
 
-    def _finish(self, reason: FinishKind) -> None:
+    def _finish(self, reason: EndReason) -> None:
         """Close the ledger; what is left is dropped, and instances may stop working on it."""
         self.finished = reason
         self._outbox.record(End(steps=self._buffer.next_buffer, reason=reason))

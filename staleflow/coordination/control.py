@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from staleflow.coordination.batches import Batches, BatchSettings, FinishKind, GroupFilter
+from staleflow.coordination.batches import Batches, BatchSettings, GroupFilter
 from staleflow.coordination.commands import Abort, Command, Interrupt, Route
 from staleflow.coordination.coordinator import Coordinator
 from staleflow.coordination.effects import Effect, GiveUp, Score, Send
@@ -47,7 +47,7 @@ from staleflow.coordination.reports import InstanceReport, Rejection, Trajectory
 from staleflow.coordination.snapshot import Snapshot
 from staleflow.errors import ProtocolError
 from staleflow.protocol.buffer import StalenessBuffer
-from staleflow.protocol.records import Lower, Record, Reserve
+from staleflow.protocol.records import EndReason, Lower, Record, Reserve
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +159,7 @@ class Control:
     # ------------------------------------------------------------------ what others may look at
 
     @property
-    def finished(self) -> FinishKind | None:
+    def finished(self) -> EndReason | None:
         """Why the run is over; None while it goes on."""
         return self.batches.finished
 

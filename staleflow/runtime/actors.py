@@ -25,10 +25,11 @@ from staleflow.rollout.instance import InstanceUpdate, RolloutInstance
 from staleflow.runtime.assembly import (
     build_engine,
     build_evaluator,
+    build_held_out,
     build_pool,
     build_tokenizer,
     build_trainer,
-    read_data,
+    held_out_prompts,
     scoring_request,
 )
 from staleflow.runtime.backend import (
@@ -247,7 +248,9 @@ class EvaluatorActor:
     def start(self) -> None:
         """Build engines and verifier processes."""
         config = self._config
-        self._evaluator = build_evaluator(config, read_data(config), build_pool(config))
+        tokenizer = build_tokenizer(config)
+        prompts = held_out_prompts(config, build_held_out(config, tokenizer))  # checked by the command
+        self._evaluator = build_evaluator(config, tokenizer, prompts, build_pool(config))
 
     def evaluate(self, version: int) -> Evaluated:
         """Evaluate a version that is held, or the newest."""

@@ -79,7 +79,7 @@ def read_data(config: Config) -> DataParts:
             longest = _longest_prompt(config, "evaluation", config.evaluation.max_new_tokens)
         source = build_held_out(config, tokenizer)
         check_prompts(source, longest, "evaluation.max_new_tokens")
-        held_out = tuple(source.prompt(i) for i in range(min(len(source), config.evaluation.prompts)))
+        held_out = held_out_prompts(config, source)
     return DataParts(tokenizer=tokenizer, train=train, held_out=held_out)
 
 
@@ -98,6 +98,11 @@ def build_source(config: Config, tokenizer: Tokenizer) -> PromptSource:
 def build_held_out(config: Config, tokenizer: Tokenizer) -> PromptSource:
     """The evaluation prompts: another split, seed or file of the same source."""
     return load_source(config.data.source, tokenizer, **_source_settings(config, held_out=True))
+
+
+def held_out_prompts(config: Config, source: PromptSource) -> tuple[Prompt, ...]:
+    """What is evaluated on: the first evaluation.prompts of a held-out source."""
+    return tuple(source.prompt(i) for i in range(min(len(source), config.evaluation.prompts)))
 
 
 def _source_settings(config: Config, *, held_out: bool) -> dict[str, Any]:
@@ -332,7 +337,9 @@ def build_inline_scorer(config: Config) -> Scorer:
     return InlineScorer(config.reward.verifier, config.reward.on_failure)
 
 
-def build_evaluator(config: Config, data: DataParts, scorer: Scorer) -> Evaluator:
+def build_evaluator(
+    config: Config, tokenizer: Tokenizer, prompts: tuple[Prompt, ...], scorer: Scorer
+) -> Evaluator:
     """Two engines, sampled and greedy, over the held-out prompts."""
 
     def no_time(seconds: float) -> None:
@@ -340,11 +347,11 @@ def build_evaluator(config: Config, data: DataParts, scorer: Scorer) -> Evaluato
 
     model = build_model(config) if config.rollout.engine == "torch" else None
     return Evaluator(
-        sampled=build_engine(config, data.tokenizer, spend=no_time, model=model),
-        greedy=build_engine(config, data.tokenizer, spend=no_time, greedy=True, model=model),
-        prompts=data.held_out,
+        sampled=build_engine(config, tokenizer, spend=no_time, model=model),
+        greedy=build_engine(config, tokenizer, spend=no_time, greedy=True, model=model),
+        prompts=prompts,
         scorer=scorer,
-        request=scoring_request(data.tokenizer),
+        request=scoring_request(tokenizer),
         max_new_tokens=config.evaluation.max_new_tokens or config.rollout.max_new_tokens,
     )
 

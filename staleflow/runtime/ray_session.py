@@ -14,7 +14,12 @@ from typing import Any
 
 from staleflow.config.schema import Config
 from staleflow.errors import ConfigError, RunFailed, StaleflowError
-from staleflow.runtime.assembly import build_control, build_trajectory_server, read_data
+from staleflow.runtime.assembly import (
+    build_control,
+    build_source,
+    build_tokenizer,
+    build_trajectory_server,
+)
 from staleflow.runtime.clock import SystemClock
 from staleflow.runtime.session import RunPaths, loop_settings, make_observer
 from staleflow.runtime.start import StartPoint
@@ -49,7 +54,7 @@ class TrajectoryServerActor:
         config, start, paths = self._config, self._start, self._paths
         self._loop = RunLoop(
             control=build_control(config, start),
-            server=build_trajectory_server(config, read_data(config).train, start),
+            server=build_trajectory_server(config, build_source(config, build_tokenizer(config)), start),
             environment=SingleTurn(),
             backend=RayBackend(
                 config,

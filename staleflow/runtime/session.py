@@ -108,7 +108,10 @@ def inline_loop(
     def save(trainer: Trainer, version: int) -> None:
         write_checkpoint(paths.checkpoints, version, trainer.save, config.checkpoint.keep)
 
-    evaluator = build_evaluator(config, data, build_inline_scorer(config)) if data.held_out else None
+    evaluator = None
+    if data.held_out:
+        scorer = build_inline_scorer(config)
+        evaluator = build_evaluator(config, data.tokenizer, data.held_out, scorer)
     backend = InlineBackend(
         instances=instance_names(config),
         make_engine=make_engine or (lambda *_: build_engine(config, data.tokenizer, spend=clock.sleep)),

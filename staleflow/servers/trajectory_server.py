@@ -10,7 +10,7 @@ told. Ids, lengths and versions are all that leaves it towards the coordinator.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from staleflow.coordination.events import DrawnGroup
 from staleflow.data.environment import Done, Given, Waiting, after_turn
@@ -162,10 +162,6 @@ class TrajectoryServer:
             self.balance.drop(generated_tokens(trajectory), reason)
             dropped.append(trajectory)
         return dropped
-
-    def rewards(self, trajectory_ids: Sequence[str]) -> Mapping[str, Reward]:
-        """Rewards known of these trajectories."""
-        return {t: self._rewards[t] for t in trajectory_ids if t in self._rewards}
 
     def _take(self, trajectory_id: str) -> ScoredTrajectory:
         return ScoredTrajectory(

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from staleflow.audit import audit_ledger
-from staleflow.coordination.batches import BatchSettings, LastBatch
+from staleflow.coordination.batches import BatchSettings
 from staleflow.coordination.commands import Abort, Command, Interrupt, Pull, Route
 from staleflow.coordination.control import Control, Patience
 from staleflow.coordination.coordinator import Coordinator
@@ -47,7 +47,7 @@ from staleflow.coordination.routing import NaiveRouting
 from staleflow.coordination.synchronization import NaiveSynchronization
 from staleflow.protocol.buffer import StalenessBuffer
 from staleflow.protocol.lifecycle import TrajectoryState
-from staleflow.protocol.records import Start, Trained, TrainedMember, to_json
+from staleflow.protocol.records import LastBatch, Start, Trained, TrainedMember, to_json
 from staleflow.training.filtering import is_uninformative
 
 PROMPT = 5
