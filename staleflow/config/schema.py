@@ -124,6 +124,8 @@ class Telemetry(Section):
 
     console: Literal["auto", "live", "plain", "off"] = "auto"
     """live: a full-screen view; plain: one line a step; auto: live in a terminal, else plain."""
+    journal: bool = True
+    """Write journal.jsonl: what happened to each trajectory, for `staleflow explain` and trace.json."""
     wandb: Wandb = Wandb()
 
 

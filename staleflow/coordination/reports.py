@@ -61,4 +61,20 @@ class InstanceReport:
     busy_seconds: float = 0.0
     """Time spent decoding since the incarnation started."""
     pull_seconds: float = 0.0
-    """Time decoding stood still for pulls since the incarnation started."""
+    """Time decoding stood still for pulls since the incarnation started, the rebuilding of KV included."""
+    pulls: int = 0
+    """Pulls that loaded weights since the incarnation started."""
+    interrupt_seconds: float = 0.0
+    """Time spent taking trajectories out for Interrupts since the incarnation started."""
+    abort_seconds: float = 0.0
+    """The same for Aborts."""
+    route_seconds: float = 0.0
+    """Time spent taking trajectories in since the incarnation started (their prefill is decoding time)."""
+    decode_steps: int = 0
+    """Steps that decoded something since the incarnation started; `busy_seconds` is their time."""
+    running_steps: int = 0
+    """Sum over those steps of the trajectories decoded."""
+    kv_token_steps: int = 0
+    """Sum over those steps of the tokens in the KV cache."""
+    prefilled_tokens: int = 0
+    """Tokens whose KV was built in those steps: trajectories that joined. Not those of a pull."""

@@ -1,0 +1,56 @@
+"""What decoding costs: the time of one step of a rollout instance, and what a trajectory more or less changes.
+
+    step time (s)      t(n, kv) = k1 * kv + max(k2, k3 * n) + k4
+    throughput         T(n, kv) = n / t(n, kv)   tokens per second
+
+with n trajectories running and kv tokens in the KV cache: k1 reads one cached token, k2 is the floor of
+loading the weights, k3 the arithmetic of one trajectory, k4 what a step costs whatever it does (StaleFlow
+paper, cost model). `staleflow profile` measures an engine and fits the constants (`cost_fit`); `online_costs`
+refines them during a run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostModel:
+    """Constants of one kind of instance. All in seconds, none negative, k4 + max(k2, k3) above 0."""
+
+    k1: float
+    """Per cached token and step."""
+    k2: float
+    """Per step, at least."""
+    k3: float
+    """Per running trajectory and step."""
+    k4: float
+    """Per step."""
+    prefill: float
+    """Per token whose KV is built."""
+    pull: float = 0.0
+    """Per pull, without the rebuilding of KV."""
+
+    def step_s(self, running: float, kv_tokens: float) -> float:
+        """Seconds of one decode step."""
+        return self.k1 * kv_tokens + max(self.k2, self.k3 * running) + self.k4
+
+    def throughput(self, running: float, kv_tokens: float) -> float:
+        """Tokens per second of an instance; 0 when nothing runs."""
+        return running / self.step_s(running, kv_tokens) if running > 0 else 0.0
+
+    def gain(self, running: int, kv_tokens: float, length: float) -> float:
+        """ΔT of one trajectory more, which holds `length` tokens, in tokens per second. May be negative."""
+        return self.throughput(running + 1, kv_tokens + length) - self.throughput(running, kv_tokens)
+
+    def ideal_gain(self, length: float) -> float:
+        """ΔT_ideal: the gain on an empty instance."""
+        return self.throughput(1, length)
+
+    def prefill_s(self, tokens: float) -> float:
+        """Seconds to build the KV of so many tokens, in which the instance decodes nothing."""
+        return self.prefill * tokens
+
+
+START_VALUES = CostModel(k1=2e-8, k2=4e-3, k3=1e-4, k4=1e-3, prefill=5e-5, pull=0.1)
+"""Where a run without a profile starts: the order of magnitude of a small model, until reports refine it."""
