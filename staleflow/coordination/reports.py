@@ -62,6 +62,8 @@ class InstanceReport:
     """Time spent decoding since the incarnation started."""
     pull_seconds: float = 0.0
     """Time decoding stood still for pulls since the incarnation started, the rebuilding of KV included."""
+    rebuilt_tokens: int = 0
+    """Tokens of running trajectories whose KV was rebuilt in pulls since the incarnation started."""
     pulls: int = 0
     """Pulls that loaded weights since the incarnation started."""
     interrupt_seconds: float = 0.0
@@ -75,6 +77,6 @@ class InstanceReport:
     running_steps: int = 0
     """Sum over those steps of the trajectories decoded."""
     kv_token_steps: int = 0
-    """Sum over those steps of the tokens in the KV cache."""
+    """Sum over those steps of the tokens of these trajectories, before each step's new ones."""
     prefilled_tokens: int = 0
     """Tokens whose KV was built in those steps: trajectories that joined. Not those of a pull."""

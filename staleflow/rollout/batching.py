@@ -37,6 +37,10 @@ class BatchingEngine(ABC):
         )
         self._version = version
         self._generated = 0
+        self._decode_steps = 0
+        self._running_steps = 0
+        self._kv_token_steps = 0
+        self._prefilled = 0
         self._closed = False
 
     @abstractmethod
@@ -74,8 +78,14 @@ class BatchingEngine(ABC):
         if schedule.admitted:
             self._enter(schedule.admitted)
         finished = [g.trajectory(FinishReason.LENGTH) for g in schedule.spent]
-        if self._scheduler.running:
-            finished += self._extend(self._decode(self._scheduler.running))
+        running = self._scheduler.running
+        if running:
+            drawn = self._decode(running)
+            self._decode_steps += 1
+            self._running_steps += len(running)
+            self._kv_token_steps += self._scheduler.kv_tokens
+            self._prefilled += sum(g.length for g in schedule.admitted)
+            finished += self._extend(drawn)
         return finished
 
     def _extend(self, drawn: Iterable[tuple[Generation, int, float]]) -> list[Trajectory]:
@@ -120,6 +130,10 @@ class BatchingEngine(ABC):
             kv_capacity=self._scheduler.kv_capacity,
             preemptions=self._scheduler.preemptions,
             generated_tokens=self._generated,
+            decode_steps=self._decode_steps,
+            running_steps=self._running_steps,
+            kv_token_steps=self._kv_token_steps,
+            prefilled_tokens=self._prefilled,
         )
 
     def close(self) -> None:

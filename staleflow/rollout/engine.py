@@ -59,6 +59,14 @@ class EngineLoad:
     """Since the start: a running trajectory put back to waiting because the KV cache was full."""
     generated_tokens: int
     """Since the start."""
+    decode_steps: int
+    """Steps since the start that decoded something; the sums below are over the same steps."""
+    running_steps: int
+    """Sum of the trajectories decoded."""
+    kv_token_steps: int
+    """Sum of the tokens of those trajectories, before each step's new ones."""
+    prefilled_tokens: int
+    """Tokens of the trajectories that joined in those steps, whose KV was built in them."""
 
 
 class Engine(Protocol):

@@ -8,7 +8,7 @@ budgets, version stamps); only what a token *is* differs:
   token; at the scripted length (`lengths.py`) it is the first stop token;
 - log-prob: `fake_log_prob`, which tells the weights that drew it *and* those that filled the KV it was
   drawn from, so that a stale cache is visible in the numbers;
-- time: each step spends what the cost model says through the injected `spend`, by default none.
+- time: each step and each pull spends what the cost model says through the injected `spend`, by default none.
 
 Failures are scripted, and counted from the engine's start: see `FakeScript`.
 """
@@ -22,6 +22,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from staleflow.coordination.cost_model import CostModel
 from staleflow.data.trajectory import FinishReason, Trajectory
 from staleflow.errors import EngineError
 from staleflow.rollout.batching import BatchingEngine
@@ -47,22 +48,7 @@ def fake_log_prob(seed: int, trajectory_id: str, position: int, version: int, kv
     return -(1 + int(64 * number) / 64) - version / 2**10 - kv_version / 2**16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepWork:
-    """What one decode step has to do, for a cost model."""
-
-    running: int
-    """Trajectories decoded."""
-    kv_tokens: int
-    """Tokens of all of them."""
-    prefilled_tokens: int
-    """Tokens whose KV was built since the last step: admissions, and rebuilds after a pull."""
-
-
 EIGHT_TOKENS = fixed(8)
-
-StepCost = Callable[[StepWork], float]
-"""Seconds that a step takes."""
 
 
 def wait_for_ever() -> None:
@@ -92,7 +78,8 @@ class FakeEngine(BatchingEngine):
 
     `lengths` counts the stop token in; the budget may end a trajectory earlier. Without stop tokens in
     `sampling`, a trajectory still finishes with STOP at its scripted length. `seconds_per_step`: a number
-    or a cost model, given to `spend` (a sleep, or a virtual clock's advance) before the tokens come out.
+    or a cost model, whose seconds go to `spend` (a sleep, or a virtual clock's advance) before the tokens of
+    a step come out, and before a pull ends.
     """
 
     def __init__(
@@ -105,7 +92,7 @@ class FakeEngine(BatchingEngine):
         version: int = 0,
         vocab_size: int = 16,
         lengths: Lengths = EIGHT_TOKENS,
-        seconds_per_step: float | StepCost = 0.0,
+        seconds_per_step: float | CostModel = 0.0,
         spend: Callable[[float], object] | None = None,
         script: FakeScript = FakeScript(),
     ) -> None:
@@ -120,13 +107,15 @@ class FakeEngine(BatchingEngine):
             raise EngineError(f"a vocabulary of {vocab_size} tokens has none that is not a stop token")
         self._seed = seed
         self._lengths = lengths
-        self._seconds_per_step = seconds_per_step
+        if not isinstance(seconds_per_step, CostModel):
+            seconds_per_step = CostModel(k1=0.0, k2=0.0, k3=0.0, k4=seconds_per_step, prefill=0.0)
+        self._costs = seconds_per_step
         self._spend = spend
         self._script = script
         self._to_lose = set(script.lose)
         self._steps = 0
         self._loads = 0
-        self._prefilled = 0
+        self._entered = 0  # tokens whose KV was built and has not been paid for in time yet
         self._end: dict[str, int] = {}  # response position just after the last token of the turn
         self._kv_version: dict[str, int] = {}
 
@@ -154,15 +143,18 @@ class FakeEngine(BatchingEngine):
         if self._loads <= self._script.refuse_loads:
             raise EngineError(f"scripted refusal of weight version {version}")
         self._version = version
+        rebuilt = 0
         if on_pull == "recompute":
             self._enter(self._scheduler.running)
+            rebuilt, self._entered = self._entered, 0
+        self._wait(self._costs.pull + self._costs.prefill_s(rebuilt))
 
     def _enter(self, generations: Sequence[Generation]) -> None:
         for generation in generations:
             self._kv_version[generation.trajectory_id] = self._version
             turn = max(1, self._lengths(generation.origin))
             self._end[generation.trajectory_id] = turn_start(generation.origin) + turn
-            self._prefilled += generation.length
+            self._entered += generation.length
 
     def _leave(self, generations: Sequence[Generation]) -> None:
         for generation in generations:
@@ -170,24 +162,19 @@ class FakeEngine(BatchingEngine):
             del self._end[generation.trajectory_id]
 
     def _decode(self, running: Sequence[Generation]) -> Iterable[tuple[Generation, int, float]]:
-        if self._spend is not None:
-            self._spend(self._cost())
-        self._prefilled = 0
+        costs = self._costs
+        step_s = costs.step_s(len(running), self._scheduler.kv_tokens)
+        self._wait(step_s + costs.prefill_s(self._entered))
+        self._entered = 0
         return [
             (g, self._token(g), self._log_prob(g))
             for g in running
             if g.trajectory_id not in self._script.freeze
         ]
 
-    def _cost(self) -> float:
-        if not callable(self._seconds_per_step):
-            return self._seconds_per_step
-        work = StepWork(
-            running=len(self._scheduler.running),
-            kv_tokens=self._scheduler.kv_tokens,
-            prefilled_tokens=self._prefilled,
-        )
-        return self._seconds_per_step(work)
+    def _wait(self, seconds: float) -> None:
+        if self._spend is not None:
+            self._spend(seconds)
 
     def _token(self, generation: Generation) -> int:
         if self._ends_at(generation, generation.position + 1) and self._sampling.stop_token_ids:

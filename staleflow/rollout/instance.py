@@ -106,7 +106,11 @@ class RolloutInstance:
         self._acked_seq = 0
         self._revision = 0
         self._busy_seconds = 0.0
-        self._pull_seconds = 0.0
+        self._pulls = 0
+        self._rebuilt_tokens = 0
+        self._command_seconds: dict[type[Command], float] = dict.fromkeys(
+            (Route, Interrupt, Abort, Pull), 0.0
+        )
         self._refusing_since: float | None = None  # the first of the pulls that failed in a row
         self._seen: dict[str, int] = {}  # response tokens that the owner has, by trajectory held
         self._news = False
@@ -147,6 +151,7 @@ class RolloutInstance:
         meant for another instance; EngineError when the engine breaks.
         """
         for command in self._fresh(commands):
+            started = self._clock()
             match command:
                 case Route():
                     self._route(command, payloads.get(command.trajectory_id))
@@ -158,6 +163,7 @@ class RolloutInstance:
                         self._aborted.append(self._leaves(trajectory).trajectory_id)
                 case Pull():
                     self._pull(command)
+            self._command_seconds[type(command)] += self._clock() - started
             self._acked_seq = command.seq
             self._news = True
 
@@ -201,6 +207,9 @@ class RolloutInstance:
                 # An earlier pull may have brought more than it was asked for.
                 if lease.version > before:
                     self._engine.load_weights(lease.tensors, lease.version, self._on_pull)
+                    self._pulls += 1
+                    if self._on_pull == "recompute":
+                        self._rebuilt_tokens += self._engine.load().kv_tokens
         except (TransportError, EngineError) as failure:
             if self._engine.version != before:
                 raise  # broken after the swap: neither the old version nor a working new one
@@ -215,8 +224,6 @@ class RolloutInstance:
             raise EngineError(f"{self._instance} broke while loading weights: {error!r}") from error
         else:
             self._refusing_since = None
-        finally:
-            self._pull_seconds += self._clock() - started
 
     def _reject(
         self, seq: int, trajectory_id: str | None, reason: str, *, stale_version: bool = False
@@ -227,7 +234,8 @@ class RolloutInstance:
 
     def advance(self) -> None:
         """One decode step, if there is anything to decode. Raises EngineError when the engine breaks."""
-        if self.is_idle:
+        load = self._engine.load()
+        if load.running + load.waiting == 0:
             return
         started = self._clock()
         try:
@@ -236,7 +244,9 @@ class RolloutInstance:
             raise
         except Exception as error:
             raise EngineError(f"the engine of {self._instance} failed: {error!r}") from error
-        self._busy_seconds += self._clock() - started
+        elapsed = self._clock() - started
+        if self._engine.load().decode_steps > load.decode_steps:
+            self._busy_seconds += elapsed
         for trajectory in finished:
             self._finished.append(self._leaves(trajectory))
             self._news = True
@@ -282,7 +292,16 @@ class RolloutInstance:
             preemptions=load.preemptions,
             generated_tokens=load.generated_tokens,
             busy_seconds=self._busy_seconds,
-            pull_seconds=self._pull_seconds,
+            pull_seconds=self._command_seconds[Pull],
+            rebuilt_tokens=self._rebuilt_tokens,
+            pulls=self._pulls,
+            interrupt_seconds=self._command_seconds[Interrupt],
+            abort_seconds=self._command_seconds[Abort],
+            route_seconds=self._command_seconds[Route],
+            decode_steps=load.decode_steps,
+            running_steps=load.running_steps,
+            kv_token_steps=load.kv_token_steps,
+            prefilled_tokens=load.prefilled_tokens,
         )
         update = InstanceUpdate(report=report, deltas=tuple(self._deltas))
         self._start_report()

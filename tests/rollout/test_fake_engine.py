@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from staleflow.coordination.cost_model import CostModel
 from staleflow.data.trajectory import FinishReason, Segment, Trajectory
 from staleflow.errors import EngineError
 from staleflow.rollout.engine import SamplingParams
-from staleflow.rollout.fake import FakeScript, StepWork, fake_log_prob, fake_token
+from staleflow.rollout.fake import FakeScript, fake_log_prob, fake_token
 from staleflow.rollout.lengths import evenly, fixed, long_tailed, turn_start
 
 Build = Callable[..., Any]
@@ -149,28 +150,27 @@ def test_each_turn_has_its_own_length(new_fake: Build, new_trajectory: Build, dr
 
 def test_steps_spend_what_the_cost_model_says(new_fake: Build, new_trajectory: Build) -> None:
     spent: list[float] = []
-    works: list[StepWork] = []
-
-    def cost(work: StepWork) -> float:
-        works.append(work)
-        return 0.5 * work.running
-
-    engine = new_fake(seconds_per_step=cost, spend=spent.append)
+    costs = CostModel(k1=1.0, k2=150.0, k3=100.0, k4=1000.0, prefill=10000.0, pull=0.5)
+    engine = new_fake(seconds_per_step=costs, spend=spent.append)
     engine.add(new_trajectory("a", 5))
-    engine.step()
+    engine.step()  # 5 tokens joined
     engine.add(new_trajectory("b", 3))
+    engine.step()  # 3 joined the 6 there are: 9 in the KV cache of 2
+    engine.load_weights({}, 1, "keep_kv")
+    engine.load_weights({}, 2, "recompute")  # 11 tokens rebuilt
     engine.step()
-    engine.load_weights({}, 1, "recompute")
+    assert spent == [51155.0, 31209.0, 0.5, 110000.5, 1211.0]
+    load = engine.load()
+    assert (load.decode_steps, load.running_steps, load.kv_token_steps) == (3, 5, 5 + 9 + 11)
+    assert load.prefilled_tokens == 5 + 3
+
+
+def test_a_step_with_nothing_to_decode_spends_and_counts_nothing(new_fake: Build) -> None:
+    spent: list[float] = []
+    engine = new_fake(seconds_per_step=2.0, spend=spent.append)
     engine.step()
-    assert spent == [0.5, 1.0, 1.0]
-    assert [(w.running, w.kv_tokens, w.prefilled_tokens) for w in works] == [
-        (1, 5, 5),
-        (2, 9, 3),
-        (2, 11, 11),
-    ]
-    fixed_cost = new_fake(seconds_per_step=2.0, spend=spent.append)
-    fixed_cost.step()  # nothing to decode
-    assert len(spent) == 3
+    assert spent == []
+    assert engine.load().decode_steps == 0
 
 
 def test_scripted_failure_hits_its_step_and_all_later_ones(new_fake: Build, new_trajectory: Build) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from staleflow.coordination.commands import Abort, Command, Interrupt, Pull, Route
+from staleflow.coordination.cost_model import CostModel
 from staleflow.coordination.reports import Rejection
 from staleflow.data.trajectory import FinishReason, Segment, Trajectory
 from staleflow.errors import EngineError, ProtocolError, TransportError
@@ -350,7 +351,54 @@ def test_busy_time_is_time_spent_decoding(new_fake: Build, new_trajectory: Build
     for _ in range(5):
         world.instance.advance()
         world.clock.spend(10.0)
-    assert world.report().report.busy_seconds == 1.5
+    report = world.report().report
+    assert report.busy_seconds == 1.5
+    assert (report.decode_steps, report.running_steps, report.kv_token_steps) == (3, 3, 5 + 6 + 7)
+    assert report.prefilled_tokens == 5
+
+
+def test_a_trajectory_without_budget_costs_no_decoding_time(new_fake: Build, new_trajectory: Build) -> None:
+    world = World(new_fake(seconds_per_step=0.5))
+    world.engine._spend = world.clock.spend
+    world.apply(world.route(new_trajectory("t", max_new_tokens=0)))
+    world.instance.advance()
+    report = world.report().report
+    assert [t.trajectory_id for t in report.finished] == ["t"]
+    assert (report.busy_seconds, report.decode_steps) == (0.0, 0)
+
+
+def test_the_time_of_each_kind_of_command_is_reported(new_fake: Build, new_trajectory: Build) -> None:
+    class Slow(FakeEngine):
+        """Takes 1 s to add, 2 s to interrupt, 4 s to abort."""
+
+        def add(self, trajectory: Trajectory) -> None:
+            world.clock.spend(1.0)
+            super().add(trajectory)
+
+        def interrupt(self, trajectory_ids: Any) -> Any:
+            world.clock.spend(2.0)
+            return super().interrupt(trajectory_ids)
+
+        def abort(self, trajectory_ids: Any) -> Any:
+            world.clock.spend(2.0)
+            return super().abort(trajectory_ids)
+
+    costs = CostModel(k1=0.0, k2=0.0, k3=0.0, k4=0.0, prefill=0.5, pull=8.0)
+    weights = Weights()
+    world = World(Slow(sampling=SamplingParams(), seed=0, seconds_per_step=costs), weights)
+    world.engine._spend = world.clock.spend
+    for name in ("a", "b", "c"):
+        world.apply(world.route(new_trajectory(name, 5)))
+    world.instance.advance()
+    world.apply(Pull(**world.named(), version=1))  # refused: nothing was pushed yet
+    weights.newest_version = 1
+    world.apply(Pull(**world.named(), version=1))  # 18 tokens are rebuilt
+    world.apply(Interrupt(**world.named(), trajectory_id="a", length=6, reason=""))
+    world.apply(Abort(**world.named(), trajectory_id="b", length=6, reason=""))
+    report = world.report().report
+    assert (report.route_seconds, report.interrupt_seconds, report.abort_seconds) == (3.0, 2.0, 4.0)
+    assert (report.pulls, report.rebuilt_tokens, report.pull_seconds) == (1, 18, 8.0 + 9.0)
+    assert report.busy_seconds == 7.5
 
 
 def test_a_second_turn_goes_on_from_given_tokens(world: World, new_trajectory: Build) -> None:
