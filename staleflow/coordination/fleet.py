@@ -1,14 +1,14 @@
 """The rollout instances as `Control` knows them, and the commands on their way to each.
 
 Invariants: sequence numbers to one incarnation are consecutive from 1; a command is outstanding from its
-order until the report that acknowledges it; a new incarnation starts with none.
+order until the report that acknowledges it; a new incarnation starts with none. Views are made anew when
+somebody looks, and only of instances that changed: an order costs the same however many are outstanding.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import replace
 
 from staleflow.coordination.commands import Command
 from staleflow.coordination.events import InstanceJoined
@@ -33,6 +33,8 @@ class Fleet:
     def __init__(self) -> None:
         self._members: dict[str, _Member] = {}
         self._views: dict[str, InstanceView] = {}
+        self._changed: dict[str, None] = {}
+        """Instances whose view is out of date; a dict, for a set has no order."""
 
     def __len__(self) -> int:
         return len(self._members)
@@ -75,11 +77,12 @@ class Fleet:
                 acked_seq=0,
             )
         )
-        self._changed(event.instance)
+        self._changed[event.instance] = None
 
     def leave(self, instance: str) -> tuple[str, ...]:
         """Forget an instance and its outstanding commands; returns the trajectories that were there."""
-        del self._views[instance]
+        self._views.pop(instance, None)
+        self._changed.pop(instance, None)
         return tuple(self._members.pop(instance).resident)
 
     def next_seq(self, instance: str) -> int:
@@ -93,7 +96,7 @@ class Fleet:
             raise ProtocolError(f"command {command} is not the next one of {command.instance}")
         member.next_seq += 1
         member.outstanding.append(command)
-        self._changed(command.instance)
+        self._changed[command.instance] = None
 
     def place(self, instance: str, trajectory_id: str) -> None:
         """A trajectory was ordered to the instance."""
@@ -108,30 +111,34 @@ class Fleet:
     def report(self, report: InstanceReport) -> tuple[Command, ...]:
         """Take a report in; returns the commands that it acknowledges."""
         member = self._members[report.instance]
-        member.snapshot = replace(
-            member.snapshot,
+        known = member.snapshot
+        member.snapshot = InstanceSnapshot(
+            instance=known.instance,
+            incarnation=known.incarnation,
             revision=report.revision,
             version=report.version,
             running=report.running,
             waiting=report.waiting,
             kv_tokens=report.kv_tokens,
-            kv_capacity=report.kv_capacity or member.snapshot.kv_capacity,
+            kv_capacity=report.kv_capacity or known.kv_capacity,
+            max_running=known.max_running,
             acked_seq=report.acked_seq,
             generated_tokens=report.generated_tokens,
             busy_seconds=report.busy_seconds,
         )
         acknowledged: list[Command] = []
-        while member.outstanding and member.outstanding[0].seq <= report.acked_seq:
-            acknowledged.append(member.outstanding.popleft())
-        self._changed(report.instance)
+        outstanding, acked_seq = member.outstanding, report.acked_seq
+        while outstanding and outstanding[0].seq <= acked_seq:
+            acknowledged.append(outstanding.popleft())
+        self._changed[report.instance] = None
         return tuple(acknowledged)
 
     def views(self) -> Mapping[str, InstanceView]:
-        """What the coordinator sees; the mapping is shared and changes with the fleet."""
+        """What the coordinator sees, in order of joining; shared, and good until the next change."""
+        for instance in self._changed:
+            member = self._members[instance]
+            self._views[instance] = InstanceView(
+                snapshot=member.snapshot, outstanding=tuple(member.outstanding), next_seq=member.next_seq
+            )
+        self._changed.clear()
         return self._views
-
-    def _changed(self, instance: str) -> None:
-        member = self._members[instance]
-        self._views[instance] = InstanceView(
-            snapshot=member.snapshot, outstanding=tuple(member.outstanding), next_seq=member.next_seq
-        )

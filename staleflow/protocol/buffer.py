@@ -279,7 +279,7 @@ class StalenessBuffer:
 
     def _batch(self, final: bool) -> list[int] | None:
         """How many occupied firm entries consume takes from each offset; None when it is not legal."""
-        if final and self._occupied < len(self._entries):
+        if self._occupied < (len(self._entries) if final else self.batch_size):
             return None
         need, taken = self.batch_size, []
         for ready in self._ready:
