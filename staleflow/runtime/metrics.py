@@ -11,7 +11,9 @@ from collections.abc import Iterable, Mapping
 
 from staleflow.coordination.commands import Command
 from staleflow.coordination.control import Control
+from staleflow.coordination.reports import InstanceReport
 from staleflow.data.trajectory import FinishReason, Reward, TrainBatch
+from staleflow.runtime.command_costs import CommandCosts
 from staleflow.training.trainer import TrainResult
 
 Values = dict[str, float | int | str]
@@ -26,19 +28,29 @@ class StepMetrics:
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._generated = 0
         self._wasted = 0
-        self._pull_s: dict[tuple[str, int], float] = {}
         self._batches: dict[int, Values] = {}
-        self.pull_s_total = 0.0
-        self.coordination_s_total = 0.0
+        self._costs = CommandCosts()
+        self._costs_before = self._costs.totals()
 
     def command(self, command: Command) -> None:
         """A command was sent."""
-        self._counts[f"coord/{type(command).__name__.lower()}_count"] += 1
+        self._costs.command(command)
 
-    def coordinated(self, seconds: float) -> None:
-        """Time spent in `Control`."""
-        self._seconds["coord/seconds"] += seconds
-        self.coordination_s_total += seconds
+    def coordinated(self, seconds: float, in_cycle: bool) -> None:
+        """Time spent in `Control`: in its cycle, or handling events."""
+        self._costs.coordinated(seconds, in_cycle)
+
+    def reported(self, report: InstanceReport) -> None:
+        """An instance sent its report."""
+        self._costs.reported(report)
+
+    def preemptions(self, instance: str) -> int:
+        """Those of one instance in this attempt."""
+        return self._costs.preemptions.get(instance, 0)
+
+    def totals(self) -> dict[str, float]:
+        """What commands and instances cost in this attempt."""
+        return self._costs.totals()
 
     def scored(self, rewards: Iterable[Reward]) -> None:
         """Verifier answers came in."""
@@ -53,12 +65,9 @@ class StepMetrics:
         """A group was released."""
         self._counts[f"rollout/{reason}_groups"] += 1
 
-    def pulls(self, instance: str, incarnation: int, total_s: float) -> None:
-        """An instance's total time in pulls."""
-        known = self._pull_s.get((instance, incarnation), 0.0)
-        self._pull_s[instance, incarnation] = total_s
-        self._seconds["timing_s/pull"] += total_s - known
-        self.pull_s_total += total_s - known
+    def start(self, now: float) -> None:
+        """All parts are up: the time before belongs to no step."""
+        self._since = now
 
     def batch(self, batch: TrainBatch, waited_s: float) -> None:
         """A batch was handed to the trainer, which had waited for it."""
@@ -97,11 +106,12 @@ class StepMetrics:
         values |= self._batches.pop(step, {})
         values["rollout/tokens_per_s"] = (tokens["generated"] - self._generated) / seconds
         values["rollout/wasted_tokens"] = wasted - self._wasted
-        counted = ("route", "interrupt", "abort", "pull")
-        values |= {f"coord/{name}_count": self._counts[f"coord/{name}_count"] for name in counted}
+        costs = self._costs.totals()
+        values |= {name: value - self._costs_before[name] for name, value in costs.items()}
+        self._costs_before = costs
         values |= {f"rollout/{r}_groups": self._counts[f"rollout/{r}_groups"] for r in ("filtered", "failed")}
         values |= {f"reward/{k}_count": self._counts[f"reward/{k}_count"] for k in ("timeout", "error")}
-        values |= {k: self._seconds[k] for k in ("coord/seconds", "timing_s/pull", "timing_s/reward")}
+        values["timing_s/reward"] = self._seconds["timing_s/reward"]
         values |= {f"timing_s/{name}": value for name, value in timing.items()}
         values |= result.metrics
         values |= {f"tokens/{name}": count for name, count in tokens.items()}

@@ -19,6 +19,7 @@ from staleflow.runtime.backend import Evaluated, StepTrained
 from staleflow.runtime.clock import Clock
 from staleflow.runtime.metrics import StepMetrics, Values
 from staleflow.runtime.picture import InstanceRates, buffer_statuses, instance_statuses, waiting_for
+from staleflow.runtime.time_use import TimeUse
 from staleflow.servers.trajectory_server import TrajectoryServer
 from staleflow.telemetry.rows import Row, RowKind, RunStatus
 
@@ -33,16 +34,17 @@ class Observer:
 
     def __init__(self, *, run_name: str, policy: str, bound: int, steps: int, clock: Clock) -> None:
         self._clock = clock
-        self._began = clock.now()
-        self._metrics = StepMetrics(self._began)
+        self.began = clock.now()
+        """Where `run/seconds` counts from."""
+        self._metrics = StepMetrics(self.began)
         self._rates = InstanceRates()
         self._rows: list[Row] = []
         self._lock = threading.Lock()
         self._down: dict[str, str] = {}
-        self._sampled = self._drawn = self._began
+        self._sampled = self._drawn = self.began
         self._trainer_busy = False
         self._waited_s = 0.0
-        self._idle_s: dict[str, float] = {}
+        self._use = TimeUse()
         self.last_evaluated = -1
         self._status = RunStatus(
             run_name=run_name,
@@ -72,23 +74,28 @@ class Observer:
 
     def phase(self, phase: str) -> None:
         """The run entered a phase."""
+        if phase == "running":
+            self._use.start(self._clock.now())
+            self._metrics.start(self._clock.now())
         self._status = replace(self._status, phase=phase)
 
     def event(self, name: str, text: str) -> None:
         """Something worth a line."""
         self._add("event", {"event/name": name, "event/text": text, "run/seconds": self._seconds()})
 
-    def coordinated(self, seconds: float) -> None:
-        """Time spent in Control."""
-        self._metrics.coordinated(seconds)
+    def coordinated(self, seconds: float, *, in_cycle: bool) -> None:
+        """Time spent in Control: in its cycle, or handling events."""
+        self._metrics.coordinated(seconds, in_cycle)
 
     def command(self, command: Command) -> None:
         """A command goes out."""
         self._metrics.command(command)
+        self._use.ordered(command)
 
     def reported(self, report: InstanceReport) -> None:
         """A report came in."""
-        self._metrics.pulls(report.instance, report.incarnation, report.pull_seconds)
+        self._metrics.reported(report)
+        self._use.reported(report)
         for rejection in report.rejections:
             if rejection.stale_version:
                 continue  # follows from a pull that was refused, which has a line of its own
@@ -112,21 +119,25 @@ class Observer:
     def instance_down(self, instance: str, reason: str) -> None:
         """An instance was lost."""
         self._down[instance] = "lost"
+        self._use.lost(instance)
         self.event("instance_down", f"{instance} was lost: {reason}")
 
     def batch(self, batch: TrainBatch, waited_s: float) -> None:
         """A batch goes to the trainer."""
         self._trainer_busy = True
+        self._use.training(self._clock.now(), True)
         self._waited_s += waited_s
         self._metrics.batch(batch, waited_s)
 
     def trained(self, message: StepTrained, control: Control, server: TrajectoryServer) -> None:
         """A step is done: its row."""
         self._trainer_busy = False
+        self._use.training(self._clock.now(), False)
         timing = {"update": message.update_s, "push": message.push_s}
         values = self._metrics.row(
             message.result, control, server.balance.as_dict(), self._clock.now(), timing
         )
+        values |= self._use.take(self._clock.now())
         values["run/seconds"] = self._seconds()
         self._add("train", values)
         self._status = replace(
@@ -150,8 +161,9 @@ class Observer:
     def tick(self, control: Control, server: TrajectoryServer) -> None:
         """A turn is over."""
         now = self._clock.now()
+        self._use.look(now, control)
         if now - self._sampled >= SAMPLE_EVERY_S:
-            self._sample(control, now - self._sampled)
+            self._sample(control)
             self._sampled = now
         if now - self._drawn >= STATUS_EVERY_S:
             self._drawn = now
@@ -166,16 +178,15 @@ class Observer:
             "run/steps": control.buffer.next_buffer,
             "run/reason": control.finished or "",
             "wait/trainer_s": self._waited_s,
-            "wait/instances_s": sum(self._idle_s.values()),
-            "coord/seconds": self._metrics.coordination_s_total,
-            "timing_s/pull": self._metrics.pull_s_total,
+            "wait/instances_s": self._use.idle_s_total,
         }
+        values |= self._metrics.totals()
         values |= {f"tokens/{name}": count for name, count in server.balance.as_dict().items()}
         self._add("summary", values)
 
     # ------------------------------------------------------------------
 
-    def _sample(self, control: Control, elapsed: float) -> None:
+    def _sample(self, control: Control) -> None:
         self._rates.sample(control, self._clock.now())
         values: Values = {"run/seconds": self._seconds(), "trainer/busy": int(self._trainer_busy)}
         for status in instance_statuses(control, self._rates, {}):
@@ -185,8 +196,7 @@ class Observer:
             values[f"{prefix}/waiting"] = status.waiting
             values[f"{prefix}/kv_usage"] = status.kv_usage
             values[f"{prefix}/tokens_per_s"] = status.tokens_per_s
-            if status.running == 0:
-                self._idle_s[status.instance] = self._idle_s.get(status.instance, 0.0) + elapsed
+            values[f"{prefix}/preemptions"] = self._metrics.preemptions(status.instance)
         self._add("instances", values)
 
     def _picture(self, control: Control, server: TrajectoryServer) -> None:
@@ -212,7 +222,7 @@ class Observer:
         )
 
     def _seconds(self) -> float:
-        return self._clock.now() - self._began
+        return self._clock.now() - self.began
 
     def _add(self, kind: RowKind, values: Values) -> None:
         row = Row(kind=kind, time=self._clock.wall(), values=values)
