@@ -7,6 +7,7 @@ long, whatever was interrupted and resumed, because each is derived from the sam
 from __future__ import annotations
 
 import hashlib
+import itertools
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, TypeVar
@@ -144,6 +145,13 @@ class Trajectory:
         return max(
             (int(s.versions.max()) for s in self.segments if s.generated and len(s.versions)), default=None
         )
+
+    @property
+    def version_runs(self) -> tuple[tuple[int, int], ...]:
+        """(version, tokens) of each stretch of the response; GIVEN_VERSION for given tokens."""
+        versions = self.versions
+        starts = [0, *(np.flatnonzero(np.diff(versions)) + 1).tolist(), len(versions)]
+        return tuple((int(versions[a]), b - a) for a, b in itertools.pairwise(starts) if b > a)
 
     def extended(self, segment: Segment) -> Trajectory:
         """This trajectory with one more segment; adjacent segments of one kind are joined."""

@@ -48,6 +48,7 @@ from staleflow.coordination.events import (
     TrainedStep,
     WaitingExternal,
 )
+from staleflow.coordination.reports import InstanceReport
 from staleflow.data.environment import Done, Environment, Waiting
 from staleflow.data.trajectory import FinishReason, token_hash
 from staleflow.errors import RunFailed, UserError
@@ -67,6 +68,7 @@ from staleflow.runtime.backend import (
 from staleflow.runtime.clock import Clock
 from staleflow.runtime.observer import Observer
 from staleflow.servers.trajectory_server import FAILED, TrajectoryServer
+from staleflow.storage.journal import JournalWriter
 from staleflow.storage.ledger import LedgerWriter
 
 
@@ -99,6 +101,7 @@ class RunLoop:
         observer: Observer,
         clock: Clock,
         settings: LoopSettings,
+        journal: JournalWriter | None = None,
     ) -> None:
         """`opening` is the record that begins this attempt: Start, or Resume."""
         self._control = control
@@ -110,6 +113,7 @@ class RunLoop:
         self._observer = observer
         self._clock = clock
         self._settings = settings
+        self._journal = journal or JournalWriter(None)
         self._events: deque[Event] = deque()
         self._working = False
         self._outgoing: dict[str, list[Command]] = {}
@@ -142,6 +146,7 @@ class RunLoop:
         finally:
             try:
                 self._ledger.close()
+                self._journal.close()
             finally:  # a full disk must not leave processes behind
                 self._backend.close()
 
@@ -156,10 +161,11 @@ class RunLoop:
         self._ask_environments()
         began = self._clock.now()
         effects = self._control.cycle(began)
-        self._observer.coordinated(self._clock.now() - began)
+        self._observer.coordinated(self._clock.now() - began, in_cycle=True)
         self._perform(effects)
         self._send_off()
         self._observer.tick(self._control, self._server)
+        self._journal.flush_if_due()
 
     def _wait_for_start(self) -> None:
         deadline = self._clock.now() + self._settings.start_timeout_s
@@ -203,11 +209,13 @@ class RunLoop:
                 self._server.absorb(update.deltas)
                 report = update.report
                 self._observer.reported(report)
+                self._journal_report(report)
                 self._tell(Reported(report=report))
             case Scored(rewards=rewards):
                 self._observer.scored([reward for _, reward in rewards])
                 for trajectory_id, reward in rewards:
                     if trajectory_id in self._server:
+                        self._journal.scored(trajectory_id, reward.raw, reward.status, reward.seconds)
                         self._server.set_reward(trajectory_id, reward)
                         self._rewarded(trajectory_id, reward.raw, reward.usable)
             case StepTrained():
@@ -218,6 +226,7 @@ class RunLoop:
                     self._evaluate(version)
             case InstanceJoined():
                 self._observer.instance_up(message.instance)
+                self._journal.joined(message)
                 self._tell(message)
             case InstanceDown():
                 self._on_instance_down(message)
@@ -225,9 +234,11 @@ class RunLoop:
                 self._saving.discard(version)
                 self._saved = version
                 self._observer.event("checkpoint", f"saved step {version} in {seconds:.1f} s")
+                self._journal.saved(version, seconds)
             case Evaluated():
                 self._evaluating.discard(message.version)
                 self._observer.evaluated(message)
+                self._journal.evaluated(message.version, message.seconds)
             case PartFailed(part=part, reason=reason, blame_user=blame_user):
                 raise UserError(reason) if blame_user else RunFailed(f"{part} failed: {reason}")
 
@@ -247,6 +258,7 @@ class RunLoop:
         self._ledger.flush()
         self._server.trained(result.version_start)
         self._observer.trained(message, self._control, self._server)
+        self._journal.trained(result.version_start, message.update_s, message.push_s)
         every = self._settings.checkpoint_every
         if every and result.version % every == 0:
             self._save(result.version)
@@ -257,6 +269,7 @@ class RunLoop:
     def _on_pushed(self, version: int) -> None:
         self._version = version
         self._idle_since = self._clock.now()
+        self._journal.pushed(version)
         self._tell(Pushed(version=version))
 
     def _on_instance_down(self, message: InstanceDown) -> None:
@@ -264,14 +277,20 @@ class RunLoop:
         if self._control.fleet.is_current(message.instance, message.incarnation):
             resident = self._control.fleet.resident(message.instance)
             self._outgoing.pop(message.instance, None)
-            self._tell(
-                InstanceLost(
-                    instance=message.instance,
-                    incarnation=message.incarnation,
-                    lengths=self._server.lengths(resident),
-                    reason=message.reason,
-                )
+            lost = InstanceLost(
+                instance=message.instance,
+                incarnation=message.incarnation,
+                lengths=self._server.lengths(resident),
+                reason=message.reason,
             )
+            self._journal.lost(lost)
+            self._tell(lost)
+
+    def _journal_report(self, report: InstanceReport) -> None:
+        if self._journal.is_on:
+            left = [t.trajectory_id for t in (*report.interrupted, *report.finished)]
+            runs = {t: self._server.get(t).version_runs for t in left if t in self._server}
+            self._journal.reported(report, runs)
 
     # ------------------------------------------------------------------ effects
 
@@ -293,7 +312,7 @@ class RunLoop:
             while self._events:
                 began = self._clock.now()
                 effects = self._control.handle(self._events.popleft())
-                self._observer.coordinated(self._clock.now() - began)
+                self._observer.coordinated(self._clock.now() - began, in_cycle=False)
                 self._apply(effects)
         finally:
             self._working = False
@@ -303,8 +322,10 @@ class RunLoop:
             match effect:
                 case Append(record=record, seq=seq, attempt=attempt):
                     self._ledger.append(record, seq, attempt)
+                    self._journal.ledger(seq)
                 case Send(command=command):
                     self._observer.command(command)
+                    self._journal.command(command)
                     self._outgoing.setdefault(command.instance, []).append(command)
                 case Score(trajectory_id=trajectory_id):
                     self._after_turn_end(trajectory_id)
@@ -312,14 +333,17 @@ class RunLoop:
                     self._draw(count, padding)
                 case Discard(trajectory_ids=ids, reason=reason):
                     self._observer.discarded(reason, self._server.discard(ids, reason))
+                    self._journal.released(ids, reason)
                 case GiveUp(trajectory_id=trajectory_id, reason=reason):
                     self._server.give_up(trajectory_id)
+                    self._journal.gave_up(trajectory_id, reason)
                     self._observer.event("gave_up", f"trajectory {trajectory_id} is masked: {reason}")
                 case Train():
                     self._train(effect)
                 case Finish(reason=reason):
                     self._ledger.flush(sync=True)
                     self._observer.event("finish", reason)
+                    self._journal.finished(reason)
 
     def _after_turn_end(self, trajectory_id: str) -> None:
         trajectory = self._server.get(trajectory_id)
@@ -329,6 +353,7 @@ class RunLoop:
         if isinstance(answer, Waiting):
             if not waited:
                 self._external[trajectory_id] = None
+                self._journal.external(trajectory_id, answer.limit_s)
                 self._tell(WaitingExternal(trajectory_id=trajectory_id, limit_s=answer.limit_s))
             return
         self._external.pop(trajectory_id, None)
@@ -338,6 +363,7 @@ class RunLoop:
             return
         trajectory = self._server.answer(trajectory_id, answer)
         if trajectory.finish_reason is None:
+            self._journal.given(trajectory_id, trajectory.length)
             self._tell(Given(trajectory_id=trajectory_id, length=trajectory.length))
             return
         if waited:
@@ -358,6 +384,7 @@ class RunLoop:
 
     def _draw(self, count: int, padding: bool) -> None:
         groups, exhausted = self._server.draw(count, padding=padding)
+        self._journal.drawn(groups)
         self._tell(GroupsDrawn(groups=groups))
         if exhausted:
             self._tell(SourceExhausted())
@@ -365,7 +392,9 @@ class RunLoop:
     def _train(self, effect: Train) -> None:
         self._ledger.flush()
         batch = self._server.batch(effect.step, effect.groups, effect.final)
-        self._observer.batch(batch, self._clock.now() - self._idle_since)
+        waited_s = self._clock.now() - self._idle_since
+        self._observer.batch(batch, waited_s)
+        self._journal.batch(effect.step, waited_s)
         self._backend.train(batch, hold=self._is_evaluated(effect.step + 1))
 
     def _send_off(self) -> None:

@@ -21,7 +21,7 @@ from staleflow.runtime.assembly import (
     build_trajectory_server,
 )
 from staleflow.runtime.clock import SystemClock
-from staleflow.runtime.session import RunPaths, loop_settings, make_observer
+from staleflow.runtime.session import RunPaths, loop_settings, make_journal, make_observer
 from staleflow.runtime.start import StartPoint
 from staleflow.telemetry.rows import Row, RunStatus
 
@@ -69,6 +69,7 @@ class TrajectoryServerActor:
             observer=self._observer,
             clock=self._clock,
             settings=loop_settings(config),
+            journal=make_journal(paths, start, self._observer, self._clock),
         )
         if self._stop_early:
             self._loop.request_stop()

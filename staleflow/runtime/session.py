@@ -30,6 +30,7 @@ from staleflow.runtime.inline import InlineBackend
 from staleflow.runtime.loop import LoopSettings, RunLoop
 from staleflow.runtime.observer import Observer
 from staleflow.runtime.start import StartPoint
+from staleflow.storage.journal import JournalWriter
 from staleflow.storage.ledger import LedgerWriter
 from staleflow.telemetry.rows import Row, RunStatus
 
@@ -42,6 +43,8 @@ class RunPaths:
     ledger: Path
     checkpoints: Path
     logs: Path
+    journal: Path | None = None
+    """None: telemetry.journal is off."""
 
 
 class Session(Protocol):
@@ -83,6 +86,18 @@ def make_observer(config: Config, paths: RunPaths, clock: Clock) -> Observer:
         bound=config.staleness.bound,
         steps=config.run.steps,
         clock=clock,
+    )
+
+
+def make_journal(paths: RunPaths, start: StartPoint, observer: Observer, clock: Clock) -> JournalWriter:
+    """The journal of an attempt, its time that of the rows."""
+    return JournalWriter(
+        paths.journal,
+        attempt=start.attempt,
+        step=start.step,
+        clock=clock.now,
+        began=observer.began,
+        wall=clock.wall(),
     )
 
 
@@ -136,6 +151,7 @@ def inline_loop(
         observer=observer,
         clock=clock,
         settings=loop_settings(config),
+        journal=make_journal(paths, start, observer, clock),
     )
 
 

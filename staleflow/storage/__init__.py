@@ -1,7 +1,16 @@
-"""What a run leaves on disk: the run folder and the ledger file."""
+"""What a run leaves on disk: the run folder, the ledger and the journal."""
 
+from staleflow.storage.journal import JournalWriter, read_journal
 from staleflow.storage.ledger import LedgerWriter, read_ledger
 from staleflow.storage.resume import ResumeState, resume_state
 from staleflow.storage.run_folder import RunFolder
 
-__all__ = ["LedgerWriter", "ResumeState", "RunFolder", "read_ledger", "resume_state"]
+__all__ = [
+    "JournalWriter",
+    "LedgerWriter",
+    "ResumeState",
+    "RunFolder",
+    "read_journal",
+    "read_ledger",
+    "resume_state",
+]

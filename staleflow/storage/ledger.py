@@ -39,7 +39,7 @@ class LedgerWriter:
             self._file = path.open("a+b", buffering=_BUFFER_BYTES)
         except OSError as error:
             raise RunFolderError(f"cannot write the ledger {path}: {error.strerror}") from error
-        self._file.truncate(_whole_bytes(path))
+        self._file.truncate(whole_bytes(path))
 
     def append(self, record: Record, seq: int, attempt: int) -> None:
         """Add one record; it is safe only after the next `flush`."""
@@ -82,7 +82,7 @@ def read_ledger(path: Path) -> Iterator[tuple[int, int, Record]]:
         raise RunFolderError(f"cannot read the ledger {path}: {error.strerror}") from error
 
 
-def _whole_bytes(path: Path) -> int:
+def whole_bytes(path: Path) -> int:
     """Length of the file up to and including its last newline."""
     with path.open("rb") as file:
         end = file.seek(0, os.SEEK_END)

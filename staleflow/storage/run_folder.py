@@ -101,6 +101,16 @@ class RunFolder:
         return self.path / "ledger.jsonl"
 
     @property
+    def journal(self) -> Path:
+        """What happened to each trajectory and when; none with `telemetry.journal: false`."""
+        return self.path / "journal.jsonl"
+
+    @property
+    def trace(self) -> Path:
+        """The journal as a trace for Perfetto."""
+        return self.path / "trace.json"
+
+    @property
     def logs(self) -> Path:
         """Folder of log files."""
         return self.path / "logs"

@@ -94,7 +94,14 @@ class ToyRun:
         self.checkpoints = folder / "checkpoints"
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         clock = VirtualClock()
-        paths = RunPaths(name="toy", ledger=self.ledger, checkpoints=self.checkpoints, logs=folder)
+        self.journal = folder / "journal.jsonl"
+        paths = RunPaths(
+            name="toy",
+            ledger=self.ledger,
+            checkpoints=self.checkpoints,
+            logs=folder,
+            journal=self.journal,
+        )
         self.observer: Observer = make_observer(config, paths, clock)
         self.loop: RunLoop = inline_loop(
             config,
