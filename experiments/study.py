@@ -1,0 +1,79 @@
+"""What a declared study is, and what it comes back with.
+
+Invariant: a finding with a goal says by itself whether the goal was reached; nothing is left out for having missed it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One figure that was measured."""
+
+    name: str
+    value: float
+    unit: str
+    goal: float | None = None
+    """None: shown for what it is."""
+    wanted: Literal["at most", "at least"] = "at most"
+    note: str = ""
+    """How it was measured, when that needs saying."""
+
+    @property
+    def reached(self) -> bool | None:
+        """Whether the goal was reached; None without one."""
+        if self.goal is None:
+            return None
+        return self.value <= self.goal if self.wanted == "at most" else self.value >= self.goal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Figures that are read together."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str | float, ...], ...]
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What a study found."""
+
+    findings: tuple[Finding, ...]
+    tables: tuple[Table, ...] = ()
+    figures: Mapping[str, str] = field(default_factory=dict)
+    """SVG text by file name."""
+    notes: tuple[str, ...] = ()
+    """What a reader must know to take the figures for what they are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How a study is run this time."""
+
+    quick: bool
+    """Small sizes: shows that everything works; goals that need the full size are not judged."""
+    run: Path | None
+    """A finished run to look at, where the study needs one. None: it makes one."""
+    say: Callable[[str], None]
+    """Tell a waiting person what is being done."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """A question to the system, and the script that answers it."""
+
+    name: str
+    question: str
+    script: Callable[[Options], Result]
+
+
+STUDIES: dict[str, str] = {"overhead": "staleflow.experiments.overhead.OVERHEAD"}
+"""`staleflow experiment NAME`; a dotted path to a `Study` works too."""
