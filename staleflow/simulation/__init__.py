@@ -1,0 +1,1 @@
+"""A cluster under a virtual clock: the same `Control`, driven by discrete events instead of machines."""

@@ -1,0 +1,419 @@
+"""A simulated rollout instance: decoding in closed form, by the rules of `rollout.scheduler`.
+
+Invariants:
+
+- it changes only at *boundaries*, the ends of decode steps: a command that arrives in the middle of a step
+  is applied at its end, as an engine does it;
+- between two boundaries at which something happens, n trajectories run and nothing else changes, so m steps
+  take `m (k1 kv + max(k2, k3 n) + k4) + k1 n m (m - 1) / 2` seconds, and no step is looked at by itself;
+- who runs, waits and gives way is what `Scheduler` says: before each step there is room for one more token
+  of each; first come, first served; the youngest gives way first and comes back first.
+
+Something happens when the first of the running trajectories ends, when the KV cache is full, or when a
+command has arrived. Each of these costs O(log n); a pull, which rebuilds all KV anyway, O(n).
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import OrderedDict, deque
+from collections.abc import Callable
+
+from staleflow.coordination.commands import Abort, Command, Interrupt, Pull, Route
+from staleflow.coordination.cost_model import CostModel
+from staleflow.coordination.reports import InstanceReport, Rejection, TrajectoryReport
+from staleflow.rollout.engine import OnPull
+from staleflow.simulation.trajectory import SimulatedTrajectory
+
+
+class SimulatedInstance:
+    """Give it commands with `deliver`; call `advance` when `next_event` has come, then `take_report`.
+
+    `find` returns the trajectory of a Route, None when it was dropped meanwhile; `newest` the newest pushed
+    weight version. `began` is the time at which the incarnation came up.
+    """
+
+    def __init__(
+        self,
+        *,
+        instance: str,
+        incarnation: int,
+        version: int,
+        costs: CostModel,
+        kv_capacity: int,
+        max_running: int,
+        on_pull: OnPull,
+        find: Callable[[str], SimulatedTrajectory | None],
+        newest: Callable[[], int],
+        began: float = 0.0,
+        slowness: float = 1.0,
+    ) -> None:
+        self.instance = instance
+        self.incarnation = incarnation
+        self.version = version
+        self.kv_capacity = kv_capacity
+        self.max_running = max_running
+        self.began = began
+        self.slowness = slowness
+        """Everything takes so many times as long."""
+        self.at = began
+        """The last boundary."""
+        self.next_event: float | None = None
+        """The boundary at which something happens next; None: only a command can change anything."""
+        self.plan = 0
+        """Grows whenever `next_event` changes."""
+        self.has_news = False
+        self._planned_steps = 0
+        self._costs = costs
+        self._on_pull = on_pull
+        self._find = find
+        self._newest = newest
+        self._inbox: deque[tuple[float, Command]] = deque()
+        self._new_slowness: deque[tuple[float, float]] = deque()
+        self._running: dict[str, SimulatedTrajectory] = {}  # oldest first
+        self._waiting: OrderedDict[str, SimulatedTrajectory] = OrderedDict()
+        self._ends: list[tuple[int, int, int, SimulatedTrajectory]] = []  # (step, tie, stay, who)
+        self._ties = 0
+        self._kv = 0
+        self._due = 0  # tokens whose KV is built in the next step
+        self._acked_seq = 0
+        self._revision = 0
+        self.steps = 0
+        self.preemptions = 0
+        self.generated = 0
+        self.running_steps = 0
+        self.kv_token_steps = 0
+        self.prefilled = 0
+        self.busy_s = 0.0
+        self.prefill_s = 0.0
+        """Part of `busy_s`."""
+        self.pull_s = 0.0
+        self.pulls = 0
+        self._start_report()
+
+    def _start_report(self) -> None:
+        self._rejections: list[Rejection] = []
+        self._finished: list[TrajectoryReport] = []
+        self._interrupted: list[TrajectoryReport] = []
+        self._aborted: list[str] = []
+        self._left: list[SimulatedTrajectory] = []
+        self.has_news = False
+
+    @property
+    def running(self) -> int:
+        """Trajectories in the batch."""
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        """Trajectories held that have no KV."""
+        return len(self._waiting)
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens in the KV cache at the last boundary."""
+        return self._kv
+
+    # ------------------------------------------------------------------ from outside
+
+    def deliver(self, arrival: float, command: Command) -> None:
+        """A command arrives at `arrival`, not before those delivered earlier. Call `replan` after the last."""
+        self._inbox.append((arrival, command))
+
+    def slow_down(self, at: float, slowness: float) -> None:
+        """From the first boundary after `at` on, everything takes `slowness` times as long."""
+        self._new_slowness.append((at, slowness))
+        self.replan()
+
+    def settle(self, now: float) -> None:
+        """Do the decode steps that are complete by `now`; what is planned stays."""
+        if self._running and now > self.at:
+            steps = min(self._steps_within(now - self.at), self._planned_steps)
+            if steps:
+                self._decode(steps, self.at + self._seconds(steps))
+                self._planned_steps -= steps
+
+    def advance(self) -> None:
+        """`next_event` has come: decode up to it, and let happen what happens."""
+        assert self.next_event is not None
+        self._decode(self._planned_steps, max(self.at, self.next_event))
+        self._take_finished()
+        self._obey()
+        self._make_room()
+        self._fill()
+        self.replan()
+
+    def replan(self) -> None:
+        """Find the next boundary at which something happens."""
+        steps, at = 0, None
+        n = len(self._running)
+        if n:
+            steps = min(self._first_end() - self.steps, (self.kv_capacity - self._kv) // n)
+            at = self.at + self._seconds(steps)
+        arrival = self._first_arrival()
+        if arrival is not None and (at is None or arrival < at):
+            if arrival <= self.at or not n:
+                steps, at = 0, max(arrival, self.at)
+            else:
+                steps = min(steps, self._steps_until(arrival - self.at))
+                at = self.at + self._seconds(steps)
+        if at != self.next_event or steps != self._planned_steps:
+            self.plan += 1
+        self.next_event, self._planned_steps = at, steps
+
+    def _first_arrival(self) -> float | None:
+        if self._new_slowness:
+            changes = self._new_slowness[0][0]
+            return min(changes, self._inbox[0][0]) if self._inbox else changes
+        return self._inbox[0][0] if self._inbox else None
+
+    def take_report(self, *, progress: bool) -> InstanceReport:
+        """Everything since the last report, acknowledging what was applied; `progress` adds the lengths."""
+        lengths = self._progress() if progress else ()
+        for trajectory in self._left:
+            trajectory.reported = trajectory.base
+            trajectory.instance = None
+        self._revision += 1
+        report = InstanceReport(
+            instance=self.instance,
+            incarnation=self.incarnation,
+            revision=self._revision,
+            version=self.version,
+            acked_seq=self._acked_seq,
+            rejections=tuple(self._rejections),
+            finished=tuple(self._finished),
+            interrupted=tuple(self._interrupted),
+            aborted=tuple(self._aborted),
+            lengths=lengths,
+            running=len(self._running),
+            waiting=len(self._waiting),
+            kv_tokens=self._kv,
+            kv_capacity=self.kv_capacity,
+            preemptions=self.preemptions,
+            generated_tokens=self.generated,
+            busy_seconds=self.busy_s,
+            pull_seconds=self.pull_s,
+            pulls=self.pulls,
+            decode_steps=self.steps,
+            running_steps=self.running_steps,
+            kv_token_steps=self.kv_token_steps,
+            prefilled_tokens=self.prefilled,
+        )
+        self._start_report()
+        return report
+
+    def _progress(self) -> tuple[tuple[str, int], ...]:
+        lengths = []
+        for trajectory in self._running.values():
+            length = trajectory.base + self.steps - trajectory.since
+            if length > trajectory.reported:
+                trajectory.reported = length
+                lengths.append((trajectory.trajectory_id, length))
+        for trajectory in self._waiting.values():
+            if trajectory.base > trajectory.reported:
+                trajectory.reported = trajectory.base
+                lengths.append((trajectory.trajectory_id, trajectory.base))
+        return tuple(lengths)
+
+    def stop(self) -> list[SimulatedTrajectory]:
+        """The instance ends: all that it held, and what left it without being reported."""
+        for trajectory in self._running.values():
+            trajectory.fold(self.steps, self.version)
+        held = [*self._running.values(), *self._waiting.values(), *self._left]
+        for trajectory in held:
+            trajectory.stay += 1
+            trajectory.instance = None
+        self._running.clear()
+        self._waiting.clear()
+        self._inbox.clear()
+        self._start_report()
+        self.next_event = None
+        self.plan += 1
+        return held
+
+    # ------------------------------------------------------------------ time
+
+    def _step_seconds(self) -> tuple[float, float]:
+        """(seconds of the next step without prefill, by how much each further one is longer)."""
+        costs, n = self._costs, len(self._running)
+        first = costs.k1 * self._kv + max(costs.k2, costs.k3 * n) + costs.k4
+        return first * self.slowness, costs.k1 * n * self.slowness
+
+    def _seconds(self, steps: int) -> float:
+        if steps == 0:
+            return 0.0
+        first, growth = self._step_seconds()
+        prefill = self._costs.prefill * self._due * self.slowness
+        return prefill + steps * first + growth * (steps * (steps - 1)) / 2
+
+    def _steps_within(self, seconds: float) -> int:
+        """Most steps that take at most so long."""
+        steps = self._steps_until(seconds)
+        return steps if self._seconds(steps) <= seconds else steps - 1
+
+    def _steps_until(self, seconds: float) -> int:
+        """Fewest steps that take at least so long."""
+        if seconds <= 0:
+            return 0
+        first, growth = self._step_seconds()
+        left = seconds - self._costs.prefill * self._due * self.slowness
+        if left <= 0:
+            return 1
+        # growth/2 m^2 + (first - growth/2) m = left, in the form that does not cancel.
+        linear = first - growth / 2
+        root = math.sqrt(max(0.0, linear * linear + 2 * growth * left))
+        steps = max(1, math.ceil(2 * left / (linear + root)))
+        while steps > 1 and self._seconds(steps - 1) >= seconds:  # rounding
+            steps -= 1
+        while self._seconds(steps) < seconds:
+            steps += 1
+        return steps
+
+    # ------------------------------------------------------------------ what happens
+
+    def _decode(self, steps: int, until: float) -> None:
+        """Decode so many steps, the last of which ends at `until`."""
+        if steps:
+            n = len(self._running)
+            self.kv_token_steps += steps * self._kv + n * (steps * (steps - 1) // 2)
+            self.running_steps += n * steps
+            self.generated += n * steps
+            self._kv += n * steps
+            self.steps += steps
+            self.busy_s += until - self.at
+            if self._due:
+                self.prefilled += self._due
+                self.prefill_s += self._costs.prefill * self._due * self.slowness
+                self._due = 0
+        self.at = until
+
+    def _first_end(self) -> int:
+        """Step after which the first of the running trajectories is complete."""
+        ends = self._ends
+        while ends[0][2] != ends[0][3].stay:
+            heapq.heappop(ends)
+        return ends[0][0]
+
+    def _take_finished(self) -> None:
+        ends, step = self._ends, self.steps
+        while ends and (ends[0][0] <= step or ends[0][2] != ends[0][3].stay):
+            _, _, stay, trajectory = heapq.heappop(ends)
+            if stay == trajectory.stay:
+                del self._running[trajectory.trajectory_id]
+                self._drop_kv(trajectory)
+                reason = "length" if trajectory.truncated else "stop"
+                self._finished.append(self._leaves(trajectory, reason))
+
+    def _leaves(self, trajectory: SimulatedTrajectory, reason: str | None) -> TrajectoryReport:
+        self._left.append(trajectory)
+        self.has_news = True
+        return TrajectoryReport(
+            trajectory_id=trajectory.trajectory_id,
+            length=trajectory.base,
+            min_version=trajectory.min_version,
+            finish_reason=reason,
+        )
+
+    def _drop_kv(self, trajectory: SimulatedTrajectory) -> None:
+        """It leaves the batch."""
+        if trajectory.entered == self.steps:
+            self._due -= trajectory.base  # its KV was still to be built
+        trajectory.fold(self.steps, self.version)
+        trajectory.stay += 1
+        self._kv -= trajectory.base
+
+    def _make_room(self) -> None:
+        running = self._running
+        needed = self._kv + len(running)
+        while needed > self.kv_capacity:
+            identity, youngest = running.popitem()
+            self._drop_kv(youngest)
+            self._waiting[identity] = youngest
+            self._waiting.move_to_end(identity, last=False)
+            needed = self._kv + len(running)
+            self.preemptions += 1
+
+    def _fill(self) -> None:
+        running, waiting = self._running, self._waiting
+        while waiting and len(running) < self.max_running:
+            identity, trajectory = next(iter(waiting.items()))
+            if self._kv + len(running) + trajectory.base + 1 > self.kv_capacity:
+                break
+            del waiting[identity]
+            running[identity] = trajectory
+            trajectory.since = trajectory.entered = self.steps
+            trajectory.stay += 1
+            self._kv += trajectory.base
+            self._due += trajectory.base
+            self._ties += 1
+            end = self.steps + trajectory.target - trajectory.base
+            heapq.heappush(self._ends, (end, self._ties, trajectory.stay, trajectory))
+
+    # ------------------------------------------------------------------ commands
+
+    def _obey(self) -> None:
+        """Apply what has arrived by now; a pull takes time, in which more may arrive."""
+        while self._new_slowness and self._new_slowness[0][0] <= self.at:
+            self.slowness = self._new_slowness.popleft()[1]
+        inbox = self._inbox
+        while inbox and inbox[0][0] <= self.at:
+            _, command = inbox.popleft()
+            match command:
+                case Route():
+                    self._route(command)
+                case Interrupt(trajectory_id=identity):
+                    gone = self._remove(identity)
+                    if gone is not None:
+                        self._interrupted.append(self._leaves(gone, None))
+                case Abort(trajectory_id=identity):
+                    gone = self._remove(identity)
+                    if gone is not None:
+                        self._leaves(gone, None)
+                        self._aborted.append(identity)
+                case Pull():
+                    self._pull()
+            self._acked_seq = command.seq
+            self.has_news = True
+
+    def _route(self, command: Route) -> None:
+        trajectory = self._find(command.trajectory_id)
+        if trajectory is None:
+            self._reject(command, "the trajectory was dropped before its Route came")
+        elif self.version < command.min_version:
+            reason = f"version {self.version} is older than {command.min_version}"
+            self._reject(command, reason, stale_version=True)
+        else:
+            trajectory.instance = self.instance
+            self._waiting[command.trajectory_id] = trajectory
+
+    def _reject(self, command: Route, reason: str, *, stale_version: bool = False) -> None:
+        self._rejections.append(
+            Rejection(
+                seq=command.seq,
+                trajectory_id=command.trajectory_id,
+                reason=reason,
+                stale_version=stale_version,
+            )
+        )
+
+    def _remove(self, identity: str) -> SimulatedTrajectory | None:
+        trajectory = self._running.pop(identity, None)
+        if trajectory is not None:
+            self._drop_kv(trajectory)
+            return trajectory
+        return self._waiting.pop(identity, None)
+
+    def _pull(self) -> None:
+        newest = self._newest()
+        if newest <= self.version:
+            return  # an earlier pull brought more than it was asked for
+        seconds = self._costs.pull
+        for trajectory in self._running.values():
+            trajectory.fold(self.steps, self.version)
+        if self._on_pull == "recompute":
+            seconds += self._costs.prefill * (self._kv - self._due)
+        self.version = newest
+        self.at += seconds * self.slowness
+        self.pull_s += seconds * self.slowness
+        self.pulls += 1

@@ -1,0 +1,84 @@
+"""One simulated run from plain values, to compare policies on the same work."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from staleflow.coordination.batches import BatchSettings, GroupFilter
+from staleflow.coordination.control import Control, Patience
+from staleflow.coordination.coordinator import Coordinator
+from staleflow.protocol.buffer import StalenessBuffer
+from staleflow.protocol.records import LastBatch, Start
+from staleflow.simulation.cluster import SimulatedCluster
+from staleflow.simulation.result import SimulationResult
+from staleflow.simulation.settings import ClusterSettings
+from staleflow.storage.ledger import LedgerWriter
+
+
+def simulate(
+    coordinator: Coordinator,
+    cluster: ClusterSettings,
+    *,
+    bound: int,
+    batch_size: int,
+    steps: int,
+    last_batch: LastBatch = "train",
+    expected_response: int | None = None,
+    group_filter: GroupFilter | None = None,
+    max_seconds: float | None = None,
+    ledger: Path | None = None,
+) -> SimulationResult:
+    """Run `steps` training steps of `batch_size` groups under the staleness bound, in simulated time.
+
+    `coordinator` must be a fresh one. `expected_response`: tokens expected of a response before one has been
+    seen (None: half of max_new_tokens). `ledger`: a new file for the records. Raises RunFailed when the
+    cluster comes to a stand.
+    """
+    control = Control(
+        buffer=StalenessBuffer(bound=bound, batch_size=batch_size),
+        coordinator=coordinator,
+        batches=BatchSettings(steps=steps, group_size=cluster.group_size, last_batch=last_batch),
+        # Simulated instances never lose a trajectory without saying so, and report lengths rarely.
+        patience=Patience(stall_after_s=math.inf),
+        expected_response=expected_response or max(1, cluster.max_new_tokens // 2),
+        group_filter=group_filter,
+    )
+    opening = Start(
+        bound=bound,
+        batch_size=batch_size,
+        group_size=cluster.group_size,
+        last_batch=last_batch,
+        spare_limit=0,
+    )
+    if ledger is None:
+        return SimulatedCluster(control=control, settings=cluster, opening=opening).run(
+            max_seconds=max_seconds
+        )
+    with LedgerWriter(ledger) as writer:
+        run = SimulatedCluster(control=control, settings=cluster, opening=opening, append=writer.append)
+        return run.run(max_seconds=max_seconds)
+
+
+def summary(result: SimulationResult, *, skip: int = 0, leave: int = 0) -> dict[str, float]:
+    """The numbers to compare runs by; `skip` and `leave` as in `SimulationResult.throughput`."""
+    return {
+        "tokens_per_s": result.throughput(skip=skip, leave=leave),
+        "seconds": result.seconds,
+        "steps": len(result.steps),
+        "trainer_idle": result.trainer_idle_share,
+        "instances_idle": result.instances_idle_share,
+        "pulling": _share([row.pulling for row in result.instances], [row.up for row in result.instances]),
+        "running_mean": _share([row.running_mean for row in result.instances], [1.0] * len(result.instances)),
+        "staleness_mean": result.staleness_mean,
+        "staleness_max": result.staleness_max,
+        "preemptions": result.preemptions,
+        **{f"{kind}s": count for kind, count in result.commands.items()},
+        "prefilled": result.prefilled,
+        "cycles": result.cycles,
+    }
+
+
+def _share(parts: Sequence[float], wholes: Sequence[float]) -> float:
+    return sum(parts) / sum(wholes) if sum(wholes) > 0 else 0.0

@@ -1,0 +1,97 @@
+"""A simulated trajectory: how many tokens it has and which weights made them. No token ids.
+
+Invariant: `runs` and `base` always agree: `base == prompt + sum of the runs' tokens`. While it is running,
+the tokens gained since `since` come on top; `fold` writes them down.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+
+class SimulatedTrajectory:
+    """One response on its way. `since`, `entered` and `stay` belong to the instance that decodes it."""
+
+    __slots__ = (
+        "base",
+        "entered",
+        "group_id",
+        "instance",
+        "prompt",
+        "reported",
+        "runs",
+        "since",
+        "stay",
+        "target",
+        "trajectory_id",
+        "truncated",
+    )
+
+    def __init__(
+        self, trajectory_id: str, group_id: str, *, prompt: int, target: int, truncated: bool
+    ) -> None:
+        self.trajectory_id = trajectory_id
+        self.group_id = group_id
+        self.prompt = prompt
+        """Tokens of the prompt."""
+        self.target = target
+        """Prompt and response tokens when it ends."""
+        self.truncated = truncated
+        """It ends because its budget is used up."""
+        self.base = prompt
+        """Prompt and response tokens written down in `runs`."""
+        self.runs: list[tuple[int, int]] = []
+        """(weight version, tokens), in order; adjacent runs differ in version."""
+        self.since = 0
+        """Decode step of its instance up to which `base` counts."""
+        self.entered = -1
+        """Decode step of its instance after which it joined the batch."""
+        self.stay = 0
+        """Grows whenever it enters or leaves a batch, so that old plans for it are recognized."""
+        self.reported = prompt
+        """Length that its owner knows: what is left when its instance is lost."""
+        self.instance: str | None = None
+        """The instance that holds it, running or waiting."""
+
+    @property
+    def response(self) -> int:
+        """Generated tokens written down."""
+        return self.base - self.prompt
+
+    @property
+    def min_version(self) -> int | None:
+        """V_traj; None before the first token."""
+        return min(version for version, _ in self.runs) if self.runs else None
+
+    @property
+    def max_version(self) -> int | None:
+        """Newest version among its tokens; None before the first."""
+        return max(version for version, _ in self.runs) if self.runs else None
+
+    @property
+    def token_hash(self) -> str:
+        """Stands for the ids, which are a function of the id and the length."""
+        return f"{zlib.crc32(f'{self.trajectory_id}:{self.base}'.encode()):08x}"
+
+    def fold(self, step: int, version: int) -> None:
+        """Write down the tokens gained up to decode step `step`, made by weights of `version`."""
+        gained = step - self.since
+        if gained:
+            self.since = step
+            self.base += gained
+            runs = self.runs
+            if runs and runs[-1][0] == version:
+                runs[-1] = (version, runs[-1][1] + gained)
+            else:
+                runs.append((version, gained))
+
+    def cut(self, length: int) -> int:
+        """Forget all tokens after `length`; returns how many those were."""
+        lost = excess = self.base - length
+        while excess > 0:
+            version, tokens = self.runs.pop()
+            if tokens > excess:
+                self.runs.append((version, tokens - excess))
+            excess -= tokens
+        self.base = length
+        return lost
