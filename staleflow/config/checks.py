@@ -110,6 +110,26 @@ def _cluster(config: Config) -> Iterator[Problem]:
         )
 
 
+def _coordination(config: Config) -> Iterator[Problem]:
+    coordination = config.coordination
+    policy = coordination.policy
+    if policy == "one_step" and config.staleness.bound == 0:
+        yield (
+            "coordination.policy",
+            "one_step generates one step ahead of training, which staleness.bound 0 forbids: "
+            "set staleness.bound to 1 or more, or take sync",
+        )
+    if policy != "staleflow":
+        for part in ("routing", "synchronization", "migration"):
+            strategy = getattr(coordination, part).strategy
+            if strategy is not None:
+                yield (
+                    f"coordination.{part}.strategy",
+                    f"policy {policy} prescribes its own {part}: leave it null, or set coordination.policy to "
+                    "staleflow",
+                )
+
+
 def _not_yet(config: Config) -> Iterator[Problem]:
     for key, value in (("groups", config.redundancy.groups), ("members", config.redundancy.members)):
         if value > 0:
@@ -122,5 +142,6 @@ _CHECKS: tuple[Callable[[Config], Iterator[Problem]], ...] = (
     _lengths,
     _data,
     _cluster,
+    _coordination,
     _not_yet,
 )

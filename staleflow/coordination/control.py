@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from staleflow.coordination.batches import Batches, BatchSettings, GroupFilter
 from staleflow.coordination.commands import Abort, Command, Interrupt, Route
 from staleflow.coordination.coordinator import Coordinator
-from staleflow.coordination.effects import Effect, GiveUp, Score, Send
+from staleflow.coordination.effects import Effect, GiveUp, Resample, Score, Send, Truncate
 from staleflow.coordination.events import (
     Ended,
     Event,
@@ -40,11 +40,13 @@ from staleflow.coordination.events import (
     WaitingExternal,
 )
 from staleflow.coordination.fleet import Fleet
+from staleflow.coordination.lengths import LengthStatistics
 from staleflow.coordination.outbox import Outbox
 from staleflow.coordination.population import Member, Population
 from staleflow.coordination.progress import Deadlines, ProgressWatch
 from staleflow.coordination.reports import InstanceReport, Rejection, TrajectoryReport
-from staleflow.coordination.snapshot import Snapshot
+from staleflow.coordination.snapshot import Resident, Snapshot
+from staleflow.coordination.stragglers import StragglerRule
 from staleflow.errors import ProtocolError
 from staleflow.protocol.buffer import StalenessBuffer
 from staleflow.protocol.records import EndReason, Lower, Record, Reserve
@@ -70,6 +72,7 @@ class Control:
         coordinator: Coordinator,
         batches: BatchSettings,
         patience: Patience | None = None,
+        stragglers: StragglerRule | None = None,
         expected_response: int = 64,
         group_filter: GroupFilter | None = None,
         attempt: int = 0,
@@ -77,8 +80,8 @@ class Control:
     ) -> None:
         """Start with an empty `buffer` whose next_buffer is the version that will be pushed first.
 
-        `expected_response` is in tokens, used until a response has been seen. `group_filter` gets the raw
-        rewards of a complete group's usable members; True releases the group.
+        `expected_response` is in tokens: the guess until responses have been seen. `group_filter` gets the
+        raw rewards of a complete group's usable members; True releases the group.
         """
         patience = patience or Patience()
         self.buffer = buffer
@@ -95,12 +98,14 @@ class Control:
         )
         self._coordinator = coordinator
         self._patience = patience
+        self._stragglers = stragglers or StragglerRule()
         self._now = 0.0
-        self._expected_response = expected_response
-        self._responses = 0
-        self._response_tokens = 0
+        self.wake_at: float | None = None
+        """When the next cycle is due though nothing happens before; None: only an event changes anything."""
+        self._lengths = LengthStatistics(expected_response)
         self._running = ProgressWatch(patience.stall_after_s)
         self._external = Deadlines()
+        self._group_members = batches.group_size
 
     # ------------------------------------------------------------------ the two entries
 
@@ -115,6 +120,8 @@ class Control:
                 self.batches.drawn()
                 for drawn in groups:
                     self.population.add(drawn)
+                    self._group_members = len(drawn.members)
+                    self._lengths.drawn(drawn.prompt_length)
             case SourceExhausted():
                 self.batches.drawn()
                 self.batches.exhausted = True
@@ -131,7 +138,7 @@ class Control:
             case TrainedStep(record=record):
                 self._outbox.record(record)
             case Pushed(version=version):
-                self.batches.newest_version = max(self.batches.newest_version, version)
+                self.batches.pushed(version)
             case StopRequested():
                 self.batches.stopping = True
         self.batches.advance()
@@ -145,7 +152,10 @@ class Control:
         self._now = now
         if self.batches.finished is None:
             self._take_back_overdue()
-            for command in self._coordinator.step(self.snapshot()).commands:
+            self._hurry_stragglers()
+            decision = self._coordinator.step(self.snapshot())
+            self.wake_at = decision.wake_at
+            for command in decision.commands:
                 self._issue(command)
             self.batches.draw()
             self.batches.advance()
@@ -163,13 +173,6 @@ class Control:
         """Why the run is over; None while it goes on."""
         return self.batches.finished
 
-    @property
-    def expected_growth(self) -> int:
-        """Mean response length so far, in tokens."""
-        if self._responses == 0:
-            return self._expected_response
-        return max(1, round(self._response_tokens / self._responses))
-
     def snapshot(self) -> Snapshot:
         """The coordinator's view of this moment."""
         return Snapshot(
@@ -178,9 +181,30 @@ class Control:
             newest_version=self.batches.newest_version,
             counts=self.buffer.counts(),
             reservable=self.batches.reservable,
+            spares_free=self.batches.spares_free,
             pending=self.population.pending,
             instances=self.fleet.views(),
-            expected_growth=self.expected_growth,
+            group_members=self._group_members,
+            expected_growth=self._lengths.expected_growth,
+            expected_held=self._lengths.expected_held,
+            resident=self._residents,
+        )
+
+    def _residents(self, instance: str) -> tuple[Resident, ...]:
+        """The trajectories of an instance, in the order of their Routes."""
+        return tuple(
+            Resident(
+                trajectory_id=member.trajectory_id,
+                group_id=member.group_id,
+                group_version=version,
+                length=member.length,
+                response=member.length - member.prompt_length,
+                routed_at=member.routed_at,
+                routed_length=member.routed_length,
+                leaving=member.leaving,
+            )
+            for member in map(self.population.member, self.fleet.resident(instance))
+            if (version := self.population.group(member.group_id).version) is not None
         )
 
     # ------------------------------------------------------------------ commands
@@ -188,12 +212,14 @@ class Control:
     def _issue(self, command: Command) -> None:
         if isinstance(command, Route) and not self._admit(command):
             return
-        # Those behind a dropped Route close ranks, so that sequence numbers have no gap.
-        command = replace(command, seq=self.fleet.next_seq(command.instance))
+        seq = self.fleet.next_seq(command.instance)
+        if command.seq != seq:  # those behind a dropped Route close ranks: sequence numbers have no gap
+            command = replace(command, seq=seq)
         self.fleet.order(command)
         if isinstance(command, Route):
             member = self.population.member(command.trajectory_id)
             self.population.start(member, command.instance, command.seq)
+            member.routed_at, member.routed_length = self._now, member.length
             self.fleet.place(command.instance, command.trajectory_id)
             self._running.touch(command.trajectory_id, self._now)
         elif isinstance(command, Interrupt):
@@ -267,8 +293,7 @@ class Control:
         self.fleet.remove(instance, member.trajectory_id)
         self._running.forget(member.trajectory_id)
         self.population.to_generated(member, report.length)
-        self._responses += 1
-        self._response_tokens += report.length - member.prompt_length
+        self._lengths.finished(report.length - member.prompt_length)
         self._outbox.put(Score(trajectory_id=member.trajectory_id))
 
     def _on_rejection(self, rejection: Rejection, instance: str) -> None:
@@ -333,20 +358,43 @@ class Control:
                 self._running.touch(trajectory_id, self._now)  # it may just be queued there
                 continue
             member.failure = f"no new token for {self._patience.stall_after_s:g} s on {instance}"
-            self._issue(
-                Interrupt(
-                    instance=instance,
-                    incarnation=self.fleet.snapshot(instance).incarnation,
-                    seq=self.fleet.next_seq(instance),
-                    trajectory_id=trajectory_id,
-                    length=member.length,
-                    reason=member.failure,
-                )
-            )
+            self._interrupt(member, instance, member.failure)
         for trajectory_id in self._external.expired(self._now):
             waiting = self.population.find(trajectory_id)
             if waiting is not None:
                 self._give_up(waiting, "its environment did not answer in time")
+
+    def _interrupt(self, member: Member, instance: str, reason: str) -> None:
+        self._issue(
+            Interrupt(
+                instance=instance,
+                incarnation=self.fleet.snapshot(instance).incarnation,
+                seq=self.fleet.next_seq(instance),
+                trajectory_id=member.trajectory_id,
+                length=member.length,
+                reason=reason,
+            )
+        )
+
+    def _hurry_stragglers(self) -> None:
+        """Act on the last ones that training waits for, before they are routed again."""
+        rule = self._stragglers
+        for member in self.batches.stragglers(rule, self._lengths.expected_growth):
+            why = f"straggler of step {self.buffer.next_buffer}: {rule.action}"
+            if rule.action == "retry":
+                self._resample(member, why)
+            elif member.instance is not None:
+                self._interrupt(member, member.instance, why)  # it is cut when it has come back
+            else:
+                self.population.to_generated(member, member.length)
+                self._outbox.put(Truncate(trajectory_id=member.trajectory_id, reason=why))
+                self._outbox.put(Score(trajectory_id=member.trajectory_id))
+
+    def _resample(self, member: Member, why: str) -> None:
+        new_id = f"{member.trajectory_id}-r{member.resampled + 1}"
+        self._order_abort(member, why)
+        self.population.resample(member, new_id)
+        self._outbox.put(Resample(trajectory_id=member.trajectory_id, new_id=new_id, reason=why))
 
     def _give_up(self, member: Member, why: str) -> None:
         self.population.to_generated(member, member.length)

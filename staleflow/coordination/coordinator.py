@@ -6,14 +6,18 @@ was pulled, for a pull changes the picture that migration is decided on.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from staleflow.coordination.commands import Command, Pull
+from staleflow.coordination.commands import Command
 from staleflow.coordination.migration import MigrationStrategy
 from staleflow.coordination.routing import RoutingStrategy
 from staleflow.coordination.snapshot import InstanceView, Snapshot
 from staleflow.coordination.speculative import InstanceState, SpeculativeState, speculate
 from staleflow.coordination.synchronization import SynchronizationStrategy
+
+Admission = Callable[[Snapshot], int | None]
+"""How many groups may be reserved in this cycle; None: as many as the protocol admits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +30,7 @@ class Decision:
 
 
 class Coordinator:
-    """Three strategies over one speculative state."""
+    """Three strategies over one speculative state, and a rule for how much may start."""
 
     def __init__(
         self,
@@ -34,26 +38,28 @@ class Coordinator:
         routing: RoutingStrategy,
         synchronization: SynchronizationStrategy,
         migration: MigrationStrategy,
+        admission: Admission | None = None,
     ) -> None:
         self._routing = routing
         self._synchronization = synchronization
         self._migration = migration
+        self._admission = admission
         self._cache: dict[str, tuple[tuple[int, int, int, int], InstanceState]] = {}
 
     def step(self, snapshot: Snapshot) -> Decision:
         """Decide on this snapshot. Nothing in it is changed."""
-        state = SpeculativeState(snapshot, self._instances(snapshot))
+        fresh_groups = self._admission(snapshot) if self._admission is not None else None
+        state = SpeculativeState(snapshot, self._instances(snapshot), fresh_groups)
         self._synchronization.synchronize(state)
         self._routing.route(state)
-        if not any(isinstance(command, Pull) for command in state.commands):
-            self._migration.migrate(state)
-        return Decision(commands=tuple(state.commands))
+        wake_at = None if state.pulled else self._migration.migrate(state)
+        return Decision(commands=tuple(state.commands), wake_at=wake_at)
 
     def _instances(self, snapshot: Snapshot) -> dict[str, InstanceState]:
-        """Speculative states, re-read only for instances whose view changed since the last step."""
+        """Speculative states for this cycle; read anew only where the view changed since the last one."""
         if len(self._cache) > len(snapshot.instances):
             self._cache = {k: v for k, v in self._cache.items() if k in snapshot.instances}
-        return {name: self._instance(name, view) for name, view in snapshot.instances.items()}
+        return {name: self._instance(name, view).copy() for name, view in snapshot.instances.items()}
 
     def _instance(self, name: str, view: InstanceView) -> InstanceState:
         key = (view.snapshot.incarnation, view.snapshot.revision, view.next_seq, len(view.outstanding))

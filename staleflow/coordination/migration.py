@@ -1,26 +1,196 @@
-"""Migration: which running trajectory is interrupted, to go on elsewhere."""
+"""Migration: which trajectory on an instance is interrupted, to go on elsewhere.
+
+A moved trajectory returns to the trajectory server and is routed from there as any other, so it goes where
+routing finds the largest gain at that moment.
+"""
 
 from __future__ import annotations
 
+from bisect import insort
+from dataclasses import dataclass
 from typing import Protocol
 
-from staleflow.coordination.speculative import SpeculativeState
+from staleflow.coordination.commands import Interrupt
+from staleflow.coordination.routing import KV_HEADROOM, has_room
+from staleflow.coordination.snapshot import Resident
+from staleflow.coordination.speculative import InstanceState, SpeculativeState
+
+MOST_LOOKED_AT = 256
+"""Running trajectories that one cycle weighs up; the rest have their turn in later ones."""
 
 
 class MigrationStrategy(Protocol):
     """Orders Interrupts through the speculative state."""
 
-    def migrate(self, state: SpeculativeState) -> None:
-        """Order the Interrupts that pay now."""
+    def migrate(self, state: SpeculativeState) -> float | None:
+        """Order the Interrupts that pay now. Returns when to look again though nothing has happened."""
         ...
 
 
 class NaiveMigration:
     """A trajectory stays where it was started."""
 
-    def migrate(self, state: SpeculativeState) -> None:
+    def migrate(self, state: SpeculativeState) -> float | None:
         """Order nothing."""
+        return None
 
 
-MIGRATION: dict[str, type[MigrationStrategy]] = {"naive": NaiveMigration}
-"""`coordination.migration.strategy`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigrationSettings:
+    """When trajectories move."""
+
+    phi_wait: int = 3
+    """φ_wait: so many may wait inside an instance before some of them are taken out."""
+    psi_throughput: float = 5.0
+    """ψ: ratio of the fastest to the slowest instance's throughput above which running ones move."""
+    rest_s: float = 2.0
+    """Seconds after a Route in which a trajectory is left alone."""
+    kv_headroom: float = KV_HEADROOM
+
+
+class CostAwareMigration:
+    """Waiting trajectories leave a long queue, running ones a slow instance, if the saving exceeds the cost.
+
+    - *Waiting*: where more than φ_wait wait inside an instance, as many of them leave as other instances have
+      room for, the last arrivals first. They hold no KV, so moving them costs nothing that staying does not.
+    - *Running*: where T of the fastest instance exceeds ψ times that of a busy one, or an instance stands
+      idle, a trajectory moves if what both instances generate more, for as long as it is expected to run,
+      exceeds what the new prefill of its tokens keeps the other instance from generating.
+    - No ping-pong: a running trajectory rests for `rest_s` after each Route and moves only after it has
+      gained a token there: never twice without progress. No wave starts before the last one has left.
+    """
+
+    def __init__(self, settings: MigrationSettings | None = None) -> None:
+        self._settings = settings or MigrationSettings()
+
+    def migrate(self, state: SpeculativeState) -> float | None:
+        """Order the moves of waiting trajectories; when there are none, those of running ones."""
+        if len(state.instances) < 2 or _is_under_way(state) or self._relieve_queues(state):
+            return None
+        return self._close_gaps(state)
+
+    # ------------------------------------------------------------------ waiting
+
+    def _relieve_queues(self, state: SpeculativeState) -> bool:
+        phi = self._settings.phi_wait
+        crowded = [s for s in state.instances.values() if s.waiting > phi]
+        if not crowded:
+            return False
+        targets = _Targets(state, self._settings.kv_headroom)
+        before = len(state.commands)
+        for source in sorted(crowded, key=lambda s: (-s.waiting, s.instance)):
+            queued = state.snapshot.resident(source.instance)[-source.waiting :]
+            for resident in reversed(queued[phi:]):
+                if resident.leaving:
+                    continue
+                target = targets.peek(source, resident)
+                if target is None:
+                    break
+                targets.promise(target, resident)
+                reason = f"migration: {source.waiting} wait on {source.instance}, not on {target.instance}"
+                state.interrupt(resident.trajectory_id, 0, source.instance, reason)
+        return len(state.commands) > before
+
+    # ------------------------------------------------------------------ running
+
+    def _close_gaps(self, state: SpeculativeState) -> float | None:
+        costs = state.snapshot.costs
+        throughputs = [costs.throughput(s.running, s.kv_tokens) for s in state.instances.values()]
+        fastest, slowest = max(throughputs), min(throughputs)
+        if fastest == 0 or fastest <= self._settings.psi_throughput * slowest:
+            return None
+        targets = _Targets(state, self._settings.kv_headroom)
+        looked_at = 0
+        rested: list[float] = []
+        for source in sorted(state.instances.values(), key=lambda s: (-s.running, s.instance)):
+            if source.running < 2:
+                break  # alone is as fast as it gets
+            for resident in state.snapshot.resident(source.instance):
+                if not targets or looked_at == MOST_LOOKED_AT:
+                    break
+                rests_until = resident.routed_at + self._settings.rest_s
+                if resident.leaving or resident.length <= resident.routed_length:
+                    continue
+                if rests_until > state.snapshot.now:
+                    rested.append(rests_until)
+                    continue
+                looked_at += 1
+                self._move_if_it_pays(state, targets, source, resident)
+        return min(rested, default=None)
+
+    def _move_if_it_pays(
+        self, state: SpeculativeState, targets: _Targets, source: InstanceState, resident: Resident
+    ) -> None:
+        target = targets.peek(source, resident)
+        if target is None:
+            return
+        saving, cost = self._balance(state, source, target, resident)
+        if saving <= cost:
+            return
+        reason = (
+            f"migration: {target.running} run on {target.instance}, {source.running} on {source.instance}; "
+            f"saves {saving:.4g} tokens for {cost:.4g}"
+        )
+        targets.promise(target, resident)
+        state.interrupt(resident.trajectory_id, resident.length, source.instance, reason)
+
+    def _balance(
+        self, state: SpeculativeState, source: InstanceState, target: InstanceState, resident: Resident
+    ) -> tuple[float, float]:
+        """(saving, cost) of a move, in tokens."""
+        costs, length = state.snapshot.costs, resident.length
+        gain = costs.gain(target.running, target.kv_tokens, length)
+        loss = costs.gain(source.running - 1, source.kv_tokens - length, length)
+        # What has run long is expected to run as long again: lengths are long-tailed.
+        left = max(state.snapshot.expected_growth - resident.response, resident.response, 1)
+        seconds = left * costs.step_s(target.running + 1, target.kv_tokens + length)
+        stands_still = costs.throughput(target.running, target.kv_tokens)
+        own = 1 / costs.step_s(source.running, source.kv_tokens)
+        return (gain - loss) * seconds, (stands_still + own) * costs.prefill_s(length)
+
+
+def _is_under_way(state: SpeculativeState) -> bool:
+    """Whether a move ordered earlier has not come back yet."""
+    views = state.snapshot.instances.values()
+    return any(isinstance(c, Interrupt) for view in views for c in view.outstanding)
+
+
+class _Targets:
+    """Instances that can take in more, least loaded first, with what this wave has promised them."""
+
+    def __init__(self, state: SpeculativeState, headroom: float) -> None:
+        self._state = state
+        self._headroom = headroom
+        self._open = [i.copy() for i in state.instances.values() if not i.waiting and self._fits(i, 0)]
+        self._open.sort(key=_load)
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def peek(self, source: InstanceState, resident: Resident) -> InstanceState | None:
+        """The least loaded instance that may take the trajectory and runs fewer than the source."""
+        for instance in self._open:
+            if instance.running + 1 >= source.resident:
+                return None
+            if (
+                instance.instance != source.instance
+                and self._state.admits_reserved(resident.group_version, instance.version)
+                and self._fits(instance, resident.length)
+            ):
+                return instance
+        return None
+
+    def promise(self, instance: InstanceState, resident: Resident) -> None:
+        """The trajectory is expected there."""
+        self._open.remove(instance)
+        instance.resident += 1
+        instance.kv_tokens += resident.length
+        if self._fits(instance, 0):
+            insort(self._open, instance, key=_load)
+
+    def _fits(self, instance: InstanceState, length: int) -> bool:
+        return has_room(instance, length, self._state.snapshot.expected_held, self._headroom)
+
+
+def _load(instance: InstanceState) -> tuple[int, int, str]:
+    return instance.running, instance.kv_tokens, instance.instance

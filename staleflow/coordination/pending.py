@@ -48,6 +48,10 @@ class PendingTrajectories:
         """The trajectories of one level, in order of arrival."""
         return iter(self._levels.get(version, {}).values())
 
+    def level_size(self, version: int | None) -> int:
+        """How many trajectories one level has."""
+        return len(self._levels.get(version, ()))
+
     def get(self, trajectory_id: str) -> PendingTrajectory:
         """The waiting trajectory of this id; KeyError when it does not wait."""
         return self._levels[self._level_of[trajectory_id]][trajectory_id]

@@ -26,8 +26,11 @@ class Member:
         "length",
         "prompt_length",
         "raw",
+        "resampled",
         "retries",
         "route_seq",
+        "routed_at",
+        "routed_length",
         "state",
         "token_hash",
         "trajectory_id",
@@ -42,9 +45,13 @@ class Member:
         self.state = TrajectoryState.PENDING
         self.instance: str | None = None
         self.route_seq = 0
+        self.routed_at = 0.0
+        self.routed_length = 0
         self.leaving = False
         self.failure = ""
         self.retries = 0
+        self.resampled = 0
+        """How often an earlier trajectory in its place was aborted as a straggler."""
         self.raw = 0.0
         self.usable = True
         self.token_hash = ""
@@ -53,13 +60,17 @@ class Member:
 class Group:
     """The trajectories of one prompt. `version` is V_group, None before the reservation."""
 
-    __slots__ = ("group_id", "members", "occupied", "rewarded", "version")
+    __slots__ = ("group_id", "members", "occupied", "redrawn", "rewarded", "usable", "version")
 
-    def __init__(self, group_id: str, members: tuple[str, ...]) -> None:
+    def __init__(self, group_id: str, members: tuple[str, ...], redrawn: bool = False) -> None:
         self.group_id = group_id
         self.members = members
+        self.redrawn = redrawn
         self.version: int | None = None
         self.rewarded: list[str] = []
+        """Members by the time of their reward."""
+        self.usable = 0
+        """How many of those are usable."""
         self.occupied = False
 
 
@@ -109,7 +120,7 @@ class Population:
         """Take a fresh group in; all its members are pending."""
         if drawn.group_id in self._groups:
             raise ProtocolError(f"group {drawn.group_id} was drawn twice")
-        group = Group(drawn.group_id, drawn.members)
+        group = Group(drawn.group_id, drawn.members, drawn.redrawn)
         self._groups[drawn.group_id] = group
         self._unreserved[drawn.group_id] = None
         for trajectory_id in drawn.members:
@@ -172,6 +183,20 @@ class Population:
         self._move(member, state)
         self._in_state[state] -= 1
         del self._members[member.trajectory_id]
+
+    def resample(self, member: Member, trajectory_id: str) -> Member:
+        """Release a trajectory, and take its place in the group with another that starts anew."""
+        if trajectory_id in self._members:
+            raise ProtocolError(f"trajectory {trajectory_id} was created twice")
+        group = self._groups[member.group_id]
+        self.forget_member(member, TrajectoryState.RELEASED)
+        group.members = tuple(trajectory_id if m == member.trajectory_id else m for m in group.members)
+        fresh = Member(trajectory_id, member.group_id, member.prompt_length)
+        fresh.resampled = member.resampled + 1
+        self._members[trajectory_id] = fresh
+        self._in_state[fresh.state] += 1
+        self._list_pending(fresh)
+        return fresh
 
     def _move(self, member: Member, to: TrajectoryState) -> None:
         check_transition(member.trajectory_id, member.state, to)

@@ -7,10 +7,11 @@ changed, not what is there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from staleflow.coordination.commands import Command
+from staleflow.coordination.cost_model import START_VALUES, CostModel
 from staleflow.coordination.pending import PendingTrajectories
 from staleflow.protocol.placement import DeadlineCounts
 
@@ -46,6 +47,31 @@ class InstanceView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Resident:
+    """A trajectory on an instance, as migration sees it."""
+
+    trajectory_id: str
+    group_id: str
+    group_version: int
+    """V_group of its reservation."""
+    length: int
+    """Prompt and response tokens as last reported."""
+    response: int
+    """Response tokens among them."""
+    routed_at: float
+    """Time of the Route that brought it there."""
+    routed_length: int
+    """Its length then: what it has gained since is its progress there."""
+    leaving: bool
+    """An Interrupt to it is on its way."""
+
+
+def nobody(instance: str) -> tuple[Resident, ...]:
+    """An instance without trajectories."""
+    return ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """The state of the run at one moment."""
 
@@ -60,5 +86,15 @@ class Snapshot:
     """Groups that may still be reserved before the run's last step."""
     pending: PendingTrajectories
     instances: Mapping[str, InstanceView]
+    group_members: int
+    """Trajectories that a group starts with."""
     expected_growth: int
     """Tokens a fresh trajectory is expected to generate."""
+    expected_held: int = 0
+    """Tokens, prompt included, that a running trajectory holds on average. 0: not known yet."""
+    costs: CostModel = START_VALUES
+    """What decoding costs on an instance, as known now."""
+    spares_free: int = 0
+    """Spare groups that may still be reserved."""
+    resident: Callable[[str], tuple[Resident, ...]] = nobody
+    """The trajectories of an instance in the order of their Routes; those that wait inside it come last."""

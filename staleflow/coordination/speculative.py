@@ -1,20 +1,20 @@
 """The speculative state: the snapshot with every unacknowledged command applied, and those of this cycle.
 
 Invariant: no decision rests on a picture older than the last command, so no trajectory is ordered twice and
-no capacity is given away twice. `apply` is the one place that says what a command does to an instance; the
-simulator uses it too.
+no capacity is given away twice. `InstanceState.apply` is the one place that says what a command does to an
+instance.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from staleflow.coordination.commands import Abort, Admission, Command, Interrupt, Pull, Route
 from staleflow.coordination.pending import PendingTrajectory
 from staleflow.coordination.snapshot import InstanceView, Snapshot
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class InstanceState:
     """What an instance will be once it has applied all that was ordered."""
 
@@ -30,26 +30,39 @@ class InstanceState:
     max_running: int
     next_seq: int
 
+    @property
+    def running(self) -> int:
+        """Trajectories that decode, or will as soon as their Route is applied."""
+        return max(0, self.resident - self.waiting)
 
-def apply(state: InstanceState, command: Command) -> InstanceState:
-    """The instance's state after `command`."""
-    match command:
-        case Route():
-            return replace(
-                state,
-                resident=state.resident + 1,
-                kv_tokens=state.kv_tokens + command.length,
-                next_seq=command.seq + 1,
-            )
-        case Interrupt() | Abort():
-            return replace(
-                state,
-                resident=max(0, state.resident - 1),
-                kv_tokens=max(0, state.kv_tokens - command.length),
-                next_seq=command.seq + 1,
-            )
-        case Pull():
-            return replace(state, version=max(state.version, command.version), next_seq=command.seq + 1)
+    def apply(self, command: Command) -> None:
+        """Become what the instance is after `command`."""
+        self.next_seq = command.seq + 1
+        match command:
+            case Route():
+                self.resident += 1
+                self.kv_tokens += command.length
+            case Interrupt() | Abort():
+                self.resident = max(0, self.resident - 1)
+                if command.length == 0:
+                    self.waiting = max(0, self.waiting - 1)
+                self.kv_tokens = max(0, self.kv_tokens - command.length)
+            case Pull():
+                self.version = max(self.version, command.version)
+
+    def copy(self) -> InstanceState:
+        """An independent copy."""
+        return InstanceState(
+            instance=self.instance,
+            incarnation=self.incarnation,
+            version=self.version,
+            resident=self.resident,
+            waiting=self.waiting,
+            kv_tokens=self.kv_tokens,
+            kv_capacity=self.kv_capacity,
+            max_running=self.max_running,
+            next_seq=self.next_seq,
+        )
 
 
 def speculate(view: InstanceView) -> InstanceState:
@@ -67,25 +80,33 @@ def speculate(view: InstanceView) -> InstanceState:
         next_seq=view.next_seq,
     )
     for command in view.outstanding:
-        state = apply(state, command)
-    return replace(state, next_seq=view.next_seq)
+        state.apply(command)
+    state.next_seq = view.next_seq
+    return state
 
 
 class SpeculativeState:
     """The working copy of one cycle. Strategies read it, and order through it."""
 
-    def __init__(self, snapshot: Snapshot, instances: dict[str, InstanceState]) -> None:
+    def __init__(
+        self, snapshot: Snapshot, instances: dict[str, InstanceState], fresh_groups: int | None = None
+    ) -> None:
+        """`instances` are this cycle's own. `fresh_groups`: most groups to reserve now; None: no limit but
+        the protocol's and the run's end."""
         self.snapshot = snapshot
         self.instances = instances
         self.commands: list[Command] = []
         self._counts = snapshot.counts.copy()
-        self._reservable = snapshot.reservable
+        limit = snapshot.reservable
+        self._reservable = limit if fresh_groups is None else min(limit, fresh_groups)
+        self._spares_free = snapshot.spares_free
         self._group_versions: dict[str, int] = {}
-        self._ordered: set[str] = set()
+        self._spares: set[str] = set()
 
-    def is_ordered(self, trajectory_id: str) -> bool:
-        """Whether this cycle has already ordered the trajectory."""
-        return trajectory_id in self._ordered
+    @property
+    def pulled(self) -> bool:
+        """Whether this cycle has ordered a Pull."""
+        return any(isinstance(command, Pull) for command in self.commands)
 
     def group_version(self, item: PendingTrajectory) -> int | None:
         """V_group as it will be after the commands so far."""
@@ -95,16 +116,38 @@ class SpeculativeState:
         """Whether the protocol lets the trajectory start or go on under weights of `version`."""
         group_version = self.group_version(item)
         if group_version is None:
-            return self._reservable > 0 and self._counts.can_add(version)
+            return self.admits_fresh(version)
+        return self.admits_reserved(group_version, version)
+
+    def admits_fresh(self, version: int) -> bool:
+        """Whether a group without a reservation may start on weights of `version`."""
+        return self._reservable > 0 and self._counts.can_add(version)
+
+    def admits_reserved(self, group_version: int, version: int) -> bool:
+        """Whether a member of a group reserved at `group_version` may run on weights of `version`."""
         return version >= group_version or self._counts.can_move(group_version, version)
 
-    def route(self, item: PendingTrajectory, instance: str, reason: str) -> None:
-        """Order a Route; `admits` must hold for the instance's version."""
+    def admits_spare(self, version: int) -> bool:
+        """Whether a group without a reservation may start as a spare."""
+        counts = self._counts
+        in_time = version + counts.bound >= counts.next_buffer and version >= 0
+        return self._reservable > 0 and self._spares_free > 0 and in_time
+
+    def room(self, version: int) -> int:
+        """Groups that may still be reserved at `version`."""
+        return min(self._reservable, self._counts.room(version))
+
+    def route(self, item: PendingTrajectory, instance: str, reason: str, *, spare: bool = False) -> None:
+        """Order a Route; `admits` (or `admits_spare`) must hold for the instance's version."""
         state = self.instances[instance]
-        admission = self._admit(item, state.version)
-        self._ordered.add(item.trajectory_id)
-        group_version = self.group_version(item)
-        assert group_version is not None
+        group_version = self._group_versions.get(item.group_id, item.group_version)
+        admission: Admission | None = None
+        if group_version is None:
+            admission = self._reserve(item.group_id, state.version, spare)
+            group_version = state.version
+        elif state.version < group_version:
+            admission = self._lower(item.group_id, group_version, state.version)
+            group_version = state.version
         self._order(
             Route(
                 instance=instance,
@@ -135,7 +178,6 @@ class SpeculativeState:
     def interrupt(self, trajectory_id: str, length: int, instance: str, reason: str) -> None:
         """Order an Interrupt of a trajectory that is on the instance."""
         state = self.instances[instance]
-        self._ordered.add(trajectory_id)
         self._order(
             Interrupt(
                 instance=instance,
@@ -147,19 +189,22 @@ class SpeculativeState:
             )
         )
 
-    def _admit(self, item: PendingTrajectory, version: int) -> Admission | None:
-        group_version = self.group_version(item)
-        if group_version is None:
+    def _reserve(self, group_id: str, version: int, spare: bool) -> Admission:
+        if spare:
+            self._spares_free -= 1
+            self._spares.add(group_id)
+        else:
             self._counts.add(version)
-            self._reservable -= 1
-            self._group_versions[item.group_id] = version
-            return Admission(kind="reserve", version=version)
-        if version < group_version:
-            self._counts.move(group_version, version)
-            self._group_versions[item.group_id] = version
-            return Admission(kind="lower", version=version)
-        return None
+        self._reservable -= 1
+        self._group_versions[group_id] = version
+        return Admission(kind="reserve", version=version, spare=spare)
+
+    def _lower(self, group_id: str, old: int, version: int) -> Admission:
+        if group_id not in self._spares:
+            self._counts.move(old, version)
+        self._group_versions[group_id] = version
+        return Admission(kind="lower", version=version)
 
     def _order(self, command: Command) -> None:
-        self.instances[command.instance] = apply(self.instances[command.instance], command)
+        self.instances[command.instance].apply(command)
         self.commands.append(command)

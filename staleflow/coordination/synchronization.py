@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from staleflow.coordination.speculative import SpeculativeState
+from staleflow.coordination.routing import KV_HEADROOM, has_room
+from staleflow.coordination.speculative import InstanceState, SpeculativeState
 
 
 class SynchronizationStrategy(Protocol):
@@ -26,5 +27,132 @@ class NaiveSynchronization:
                 state.pull(instance, f"version {newest} is out")
 
 
-SYNCHRONIZATION: dict[str, type[SynchronizationStrategy]] = {"naive": NaiveSynchronization}
-"""`coordination.synchronization.strategy`."""
+class BarrierSynchronization:
+    """All instances pull together, between two batches: when nothing is reserved and nothing runs."""
+
+    def synchronize(self, state: SpeculativeState) -> None:
+        """Order a Pull for each instance behind the newest version, if this is such a moment."""
+        snapshot = state.snapshot
+        if snapshot.counts.total or any(s.resident for s in state.instances.values()):
+            return
+        for name in list(state.instances):
+            if state.instances[name].version < snapshot.newest_version:
+                state.pull(name, f"barrier: all go to version {snapshot.newest_version}")
+
+
+class SelectiveSynchronization:
+    """An instance pulls where that unlocks routing and pays, each on its own time.
+
+    Unlocked is what waits, may run under the newest version, and finds no room on instances that may take it
+    as they are. A pull costs what the instance does not generate meanwhile: T * (pull + prefill of its KV).
+    It gains ΔT of the trajectories unlocked, for as long as they are expected to run. An instance with
+    nothing running pulls for nothing, and does so whenever anything waits.
+    """
+
+    def __init__(self, *, recompute: bool = True, mu: float = 0.3, kv_headroom: float = KV_HEADROOM) -> None:
+        """`recompute`: a pull rebuilds the KV of what is running. `mu`, `kv_headroom`: those of routing."""
+        self._recompute = recompute
+        self._mu = mu
+        self._kv_headroom = kv_headroom
+
+    def synchronize(self, state: SpeculativeState) -> None:
+        """Order the Pulls that pay, the cheapest first, until nothing is left to unlock."""
+        snapshot = state.snapshot
+        newest = snapshot.newest_version
+        if not snapshot.pending or all(s.version >= newest for s in state.instances.values()):
+            return
+        work = _Work(state)
+        unlocked = work.at(newest)
+        fill = self._fill(state)
+        behind: list[InstanceState] = []
+        for instance in state.instances.values():
+            if instance.version >= newest:
+                unlocked -= self._room(state, instance, fill)
+            else:
+                behind.append(instance)
+        for instance in sorted(behind, key=lambda s: (self._cost(state, s), s.version, s.instance)):
+            if unlocked <= 0:
+                return
+            if instance.resident == 0:
+                state.pull(instance.instance, f"idle, and {unlocked} trajectories wait")
+                unlocked -= self._room(state, instance, fill)
+                continue
+            room = self._room(state, instance, fill)
+            more = min(unlocked, room) - min(work.left(instance.version), room)
+            if more <= 0:
+                work.take(instance.version, room)
+            elif (gain := self._gain(state, instance, more)) > (cost := self._cost(state, instance)):
+                reason = f"unlocks {more} trajectories: {gain:.4g} tokens for {cost:.4g}"
+                state.pull(instance.instance, reason)
+                unlocked -= room
+
+    def _fill(self, state: SpeculativeState) -> int:
+        """How many trajectories of typical length routing would put on an instance, μ considered."""
+        costs, held = state.snapshot.costs, max(1, state.snapshot.expected_held)
+        least = self._mu * costs.ideal_gain(held)
+        low, high = 1, max((s.max_running for s in state.instances.values()), default=1)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if costs.gain(middle - 1, (middle - 1) * held, held) >= least:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def _room(self, state: SpeculativeState, instance: InstanceState, fill: int) -> int:
+        """Trajectories of typical length that the instance can take."""
+        held = max(1, state.snapshot.expected_held)
+        if not has_room(instance, 0, held, self._kv_headroom):
+            return 0
+        planned = max(instance.kv_tokens, instance.resident * held)
+        tokens = (1 - self._kv_headroom) * instance.kv_capacity - planned
+        room = min(min(fill, instance.max_running) - instance.resident, int(tokens / held))
+        return max(room, 1 if instance.resident == 0 else 0)
+
+    def _cost(self, state: SpeculativeState, instance: InstanceState) -> float:
+        """Tokens that the instance would have generated while it pulls."""
+        costs = state.snapshot.costs
+        seconds = costs.pull + (costs.prefill_s(instance.kv_tokens) if self._recompute else 0.0)
+        return costs.throughput(instance.running, instance.kv_tokens) * seconds
+
+    def _gain(self, state: SpeculativeState, instance: InstanceState, more: int) -> float:
+        """Tokens that `more` trajectories add until they are expected to be done."""
+        costs, held = state.snapshot.costs, state.snapshot.expected_held
+        running, kv = instance.running, instance.kv_tokens
+        after = costs.throughput(running + more, kv + more * held)
+        seconds = state.snapshot.expected_growth * costs.step_s(running + more, kv + more * held)
+        return (after - costs.throughput(running, kv)) * seconds
+
+
+class _Work:
+    """How many waiting trajectories may run under each version."""
+
+    def __init__(self, state: SpeculativeState) -> None:
+        self._state = state
+        self._taken = 0
+        pending = state.snapshot.pending
+        self._levels = [(level, pending.level_size(level)) for level in pending.levels()]
+        self._known: dict[int, int] = {}
+
+    def at(self, version: int) -> int:
+        """Trajectories admissible under `version`."""
+        known = self._known.get(version)
+        if known is None:
+            known = self._known[version] = sum(
+                size if level is not None else self._fresh(version, size)
+                for level, size in self._levels
+                if level is None or self._state.admits_reserved(level, version)
+            )
+        return known
+
+    def left(self, version: int) -> int:
+        """The same, less what other instances were counted on for."""
+        return max(0, self.at(version) - self._taken)
+
+    def take(self, version: int, count: int) -> None:
+        """An instance will take so many of them."""
+        self._taken += min(count, self.left(version))
+
+    def _fresh(self, version: int, size: int) -> int:
+        """Members of the groups that may be reserved at `version`, of `size` that wait."""
+        return min(size, self._state.room(version) * self._state.snapshot.group_members)

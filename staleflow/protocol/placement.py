@@ -55,6 +55,13 @@ class DeadlineCounts:
         offset = version - self._oldest
         return 0 <= offset <= self.bound and version >= 0 and 0 not in self._slack[offset:]
 
+    def room(self, version: int) -> int:
+        """How many more entries of this version fit."""
+        offset = version - self._oldest
+        if not 0 <= offset <= self.bound or version < 0:
+            return 0
+        return min(self._slack[offset:])
+
     def add(self, version: int) -> None:
         """Count one more entry. Raises ProtocolError when it does not fit."""
         slack = self._slack

@@ -15,9 +15,8 @@ from staleflow.config.schema import Config
 from staleflow.coordination.batches import BatchSettings
 from staleflow.coordination.control import Control, Patience
 from staleflow.coordination.coordinator import Coordinator
-from staleflow.coordination.migration import MIGRATION
-from staleflow.coordination.routing import ROUTING
-from staleflow.coordination.synchronization import SYNCHRONIZATION
+from staleflow.coordination.migration import MigrationSettings
+from staleflow.coordination.policies import PolicySettings, build_coordinator, effective_bound
 from staleflow.data.schedule import PromptSchedule, check_batch_size
 from staleflow.data.sources import PromptSource, check_prompts, load_source
 from staleflow.data.tokenizers import Tokenizer, load_tokenizer
@@ -163,13 +162,9 @@ def build_control(config: Config, start: StartPoint) -> Control:
     coordination, data = config.coordination, config.data
     return Control(
         buffer=StalenessBuffer(
-            bound=config.staleness.bound, batch_size=data.batch_size, next_buffer=start.step
+            bound=kept_bound(config), batch_size=data.batch_size, next_buffer=start.step
         ),
-        coordinator=Coordinator(
-            routing=ROUTING[coordination.routing.strategy](),
-            synchronization=SYNCHRONIZATION[coordination.synchronization.strategy](),
-            migration=MIGRATION[coordination.migration.strategy](),
-        ),
+        coordinator=build_policy(config),
         batches=BatchSettings(
             steps=config.run.steps,
             group_size=data.group_size,
@@ -177,10 +172,39 @@ def build_control(config: Config, start: StartPoint) -> Control:
             max_filtered_batches=data.max_filtered_batches,
         ),
         patience=Patience(stall_after_s=config.rollout.lost_after_s, max_retries=config.rollout.max_retries),
-        expected_response=min(64, config.rollout.max_new_tokens),
+        expected_response=max(1, config.rollout.max_new_tokens // 4),
         group_filter=is_uninformative if config.training.dynamic_sampling else None,
         attempt=start.attempt,
         next_seq=start.next_seq,
+    )
+
+
+def kept_bound(config: Config) -> int:
+    """The staleness bound that the policy keeps: that of the config, or less."""
+    return effective_bound(config.coordination.policy, config.staleness.bound)
+
+
+def build_policy(config: Config) -> Coordinator:
+    """The coordinator of the config's policy, with the strategies that the config puts in their place."""
+    coordination, rollout = config.coordination, config.rollout
+    routing, migration = coordination.routing, coordination.migration
+    return build_coordinator(
+        coordination.policy,
+        PolicySettings(
+            routing=routing.strategy,
+            synchronization=coordination.synchronization.strategy,
+            migration=migration.strategy,
+            mu=routing.mu,
+            kv_headroom=routing.kv_headroom,
+            max_per_instance=routing.max_per_instance or rollout.max_running,
+            moves=MigrationSettings(
+                phi_wait=migration.phi_wait,
+                psi_throughput=migration.psi_throughput,
+                rest_s=migration.rest_s,
+                kv_headroom=routing.kv_headroom,
+            ),
+            recompute=rollout.on_pull == "recompute",
+        ),
     )
 
 
@@ -307,7 +331,7 @@ def build_trainer(config: Config, start: StartPoint) -> Trainer:
             overlong_buffer=training.overlong_buffer,
             overlong_penalty=training.overlong_penalty,
             max_new_tokens=config.rollout.max_new_tokens,
-            bound=config.staleness.bound,
+            bound=kept_bound(config),
             seed=config.run.seed,
         )
     if start.checkpoint is not None:

@@ -22,7 +22,7 @@ from staleflow.config.schema import Config
 from staleflow.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, ConfigError, RunFailed
 from staleflow.protocol.records import Start
 from staleflow.reward.verifiers import load_verifier
-from staleflow.runtime.assembly import DataParts, check_own_parts, read_data
+from staleflow.runtime.assembly import DataParts, check_own_parts, kept_bound, read_data
 from staleflow.runtime.session import InlineSession, RunPaths, Session
 from staleflow.runtime.start import StartPoint, first_start, resumed_start
 from staleflow.storage.provenance import provenance
@@ -58,6 +58,7 @@ def launch(config: Config, *, resume: bool, clean: bool) -> int:
             ledger=folder.ledger.resolve(),
             checkpoints=folder.checkpoints.resolve(),
             logs=folder.logs.resolve(),
+            journal=folder.journal.resolve() if config.telemetry.journal else None,
         )
         try:
             reason = _watched(config, data, start, paths, folder)
@@ -69,6 +70,8 @@ def launch(config: Config, *, resume: bool, clean: bool) -> int:
             ) from error
         finally:
             _write_report(folder.path, folder.report)
+            if config.telemetry.journal:
+                _write_trace(folder.journal, folder.trace)
     print(f"run folder: {folder.path}\nreport:     {folder.report}")
     if reason == "filtered_out":
         print(ALL_FILTERED.format(config.data.max_filtered_batches), file=sys.stderr)
@@ -104,7 +107,7 @@ def _run_folder(config: Config, *, resume: bool, clean: bool) -> Iterator[RunFol
 
 def _start_point(config: Config, folder: RunFolder, *, resume: bool) -> StartPoint:
     opening = Start(
-        bound=config.staleness.bound,
+        bound=kept_bound(config),
         batch_size=config.data.batch_size,
         group_size=config.data.group_size,
         last_batch=config.data.last_batch,
@@ -237,3 +240,14 @@ def _write_report(folder: Path, target: Path) -> None:
         print(terminal_summary([folder]))
     except Exception as error:
         print(f"the report could not be written: {error}", file=sys.stderr)
+
+
+def _write_trace(journal: Path, target: Path) -> None:
+    """As with the report: a trace that fails must not hide why the run did."""
+    from staleflow.reporting.trace import write_trace
+
+    try:
+        if journal.is_file():
+            write_trace(journal, target)
+    except Exception as error:
+        print(f"the trace could not be written: {error}", file=sys.stderr)

@@ -23,6 +23,7 @@ from staleflow.runtime.assembly import (
     build_trainer,
     build_trajectory_server,
     instance_names,
+    kept_bound,
     scoring_request,
 )
 from staleflow.runtime.clock import Clock, VirtualClock
@@ -83,7 +84,7 @@ def make_observer(config: Config, paths: RunPaths, clock: Clock) -> Observer:
     return Observer(
         run_name=paths.name,
         policy=config.coordination.policy,
-        bound=config.staleness.bound,
+        bound=kept_bound(config),
         steps=config.run.steps,
         clock=clock,
     )

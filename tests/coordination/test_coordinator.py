@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from staleflow.coordination.commands import Admission, Command, Pull, Route
+from staleflow.coordination.commands import Admission, Command, Interrupt, Pull, Route
 from staleflow.coordination.coordinator import Coordinator
 from staleflow.coordination.migration import NaiveMigration
 from staleflow.coordination.pending import PendingTrajectories, PendingTrajectory
 from staleflow.coordination.routing import NaiveRouting, has_room
 from staleflow.coordination.snapshot import InstanceSnapshot, InstanceView, Snapshot
-from staleflow.coordination.speculative import InstanceState, apply, speculate
+from staleflow.coordination.speculative import InstanceState, speculate
 from staleflow.coordination.synchronization import NaiveSynchronization
 from staleflow.protocol.buffer import StalenessBuffer
 
@@ -58,7 +58,9 @@ def snapshot(
         reservable=100,
         pending=waiting,
         instances=views,
+        group_members=2,
         expected_growth=20,
+        expected_held=30,
     )
 
 
@@ -196,19 +198,28 @@ def test_has_room_leaves_a_tenth_of_the_kv_cache_free() -> None:
         max_running=8,
         next_seq=1,
     )
-    assert has_room(state, length=60, expected_growth=20)  # 800 + 60 + 2 * 20 = 900
-    assert not has_room(state, length=61, expected_growth=20)
+    assert has_room(state, length=100, expected_held=450)  # 800 + 100 and 2 * 450 are 900
+    assert not has_room(state, length=101, expected_held=450)
+    assert not has_room(state, length=0, expected_held=451)
 
 
 def test_apply_adds_and_removes_what_the_command_says() -> None:
     route = Route(
         instance="i0", incarnation=1, seq=5, trajectory_id="t", group_id="g", min_version=0, length=7
     )
-    before = speculate(view("i0", 0, kv_tokens=10, running=1))
-    after = apply(before, route)
-    assert (after.resident, after.kv_tokens, after.next_seq) == (2, 17, 6)
-    pulled = apply(after, Pull(instance="i0", incarnation=1, seq=6, version=3))
-    assert (pulled.version, pulled.next_seq) == (3, 7)
+    state = speculate(view("i0", 0, kv_tokens=10, running=1))
+    state.apply(route)
+    assert (state.resident, state.kv_tokens, state.next_seq) == (2, 17, 6)
+    state.apply(Pull(instance="i0", incarnation=1, seq=6, version=3))
+    assert (state.version, state.next_seq) == (3, 7)
+    state.apply(Interrupt(instance="i0", incarnation=1, seq=7, trajectory_id="t", length=7))
+    assert (state.resident, state.kv_tokens) == (1, 10)
+
+
+def test_one_that_waits_inside_the_instance_leaves_its_queue_not_its_cache() -> None:
+    state = speculate(view("i0", 0, kv_tokens=10, running=1, waiting=2))
+    state.apply(Interrupt(instance="i0", incarnation=1, seq=1, trajectory_id="t", length=0))
+    assert (state.resident, state.waiting, state.running, state.kv_tokens) == (2, 1, 1, 10)
 
 
 class NoPulls:

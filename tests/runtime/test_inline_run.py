@@ -346,7 +346,8 @@ def test_a_pull_that_fails_leaves_the_old_version_at_work(model: Path, tmp_path:
             engine.__class__ = Refusing
         return engine
 
-    run = ToyRun(toy_config(model, tmp_path), tmp_path, make_engine=make)
+    eager = toy_config(model, tmp_path, "coordination.synchronization.strategy=naive")
+    run = ToyRun(eager, tmp_path, make_engine=make)
     assert run.run() == "completed"
     assert Refusing.refused == 3
     report = audit_ledger(run.ledger)
