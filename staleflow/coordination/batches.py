@@ -2,7 +2,18 @@
 
 Invariants: a batch is handed out only when its step's weights are the newest pushed and the buffer says that
 consume is legal; only groups that are complete and passed the filter are occupied; groups are drawn only
-as far as the buffer can place them under the newest version, and never beyond the last step.
+as far as the buffer can place them under the newest version, as firm ones or spares, and no firm one beyond
+the last step.
+
+Redundancy. *Members*: a group may have more members than the `group_size` that are kept. It is complete as
+soon as `group_size` usable ones are rewarded, or all are. Kept are the usable ones first, then unusable ones
+(masked: a failed member never takes the place of one that may still come, and never counts as a zero), each
+in the order of their rewards; the others are aborted at once. *Groups*: a spare one is promoted as soon as a
+firm place is free, the earliest reserved first, before a new group takes it; a finished one takes the place
+of an unfinished firm one when that lets an idle trainer go on (`spares`); else it expires when its deadline
+is past, or when no step is left to need it. An expired group's prompt is unused: it is drawn again, before
+any other, and its new group is not swapped out again, so that no prompt is dropped time after time for being
+long.
 """
 
 from __future__ import annotations
@@ -15,9 +26,21 @@ from staleflow.coordination.effects import Discard, DrawGroups, Finish, Train
 from staleflow.coordination.events import Rewarded
 from staleflow.coordination.outbox import Outbox
 from staleflow.coordination.population import Group, Member, Population
+from staleflow.coordination.spares import Left, plan_swaps
+from staleflow.coordination.stragglers import UNFINISHED, StragglerRule, stragglers, waited_for
 from staleflow.protocol.buffer import StalenessBuffer
 from staleflow.protocol.lifecycle import TrajectoryState
-from staleflow.protocol.records import Consume, ConsumedGroup, End, EndReason, LastBatch, Occupy, Release
+from staleflow.protocol.records import (
+    Consume,
+    ConsumedGroup,
+    End,
+    EndReason,
+    LastBatch,
+    Occupy,
+    Promote,
+    Release,
+    Swap,
+)
 
 GroupFilter = Callable[[Sequence[float]], bool]
 
@@ -29,6 +52,7 @@ class BatchSettings:
     steps: int
     """Training steps of the whole run, those before a resume included."""
     group_size: int
+    """Trajectories kept of each group."""
     last_batch: LastBatch = "train"
     max_filtered_batches: int = 20
     """The run ends when this many batches of groups in a row were released."""
@@ -59,6 +83,8 @@ class Batches:
         self._abort = abort
         self._drawing = False
         self._released_in_a_row = 0
+        self._may_swap = False
+        """Something happened since the last look at swaps that may make one useful."""
 
     @property
     def trainer_idle(self) -> bool:
@@ -72,19 +98,32 @@ class Batches:
 
     @property
     def reservable(self) -> int:
-        """Groups that may still be reserved before the run's last step."""
+        """Firm groups that may still be reserved before the run's last step."""
         if self.stopping or self.finished is not None:
             return 0
-        return max(0, self.steps_left * self._buffer.batch_size - len(self._buffer))
+        return max(0, self.steps_left * self._buffer.batch_size - self._buffer.firm_count)
+
+    @property
+    def spares_free(self) -> int:
+        """Spare groups that may still be reserved."""
+        if self.stopping or self.finished is not None or self.steps_left == 0:
+            return 0
+        return self._buffer.spare_limit - self._buffer.spare_count
 
     def rewarded(self, member: Member, event: Rewarded) -> None:
         """A trajectory was scored; its group may be complete now."""
         self._population.to_rewarded(member, event.raw, event.usable, event.token_hash)
         group = self._population.group(member.group_id)
         group.rewarded.append(member.trajectory_id)
-        if len(group.rewarded) == self._settings.group_size:
+        group.usable += member.usable
+        if group.usable == self._settings.group_size or len(group.rewarded) == len(group.members):
             self._drop_surplus(group)
             self._judge(group)
+
+    def pushed(self, version: int) -> None:
+        """A weight version is complete in the parameter server."""
+        self.newest_version = max(self.newest_version, version)
+        self._may_swap = True
 
     def advance(self) -> None:
         """Hand out the next batch, or end the run, if it is time."""
@@ -92,8 +131,10 @@ class Batches:
             return
         if self.stopping and self.newest_version < 0:
             self._finish("interrupted")  # there is no step to wait for yet
+        self._promote()
         if not self.trainer_idle:
             return
+        self._swap()
         limit = self._settings.max_filtered_batches * self._buffer.batch_size
         if self.stopping:
             self._finish("interrupted")
@@ -110,16 +151,22 @@ class Batches:
         """Ask for as many groups as can be placed and are not there yet."""
         if self._drawing or self.stopping or self.finished is not None or self.newest_version < 0:
             return
-        batch, live = self._buffer.batch_size, len(self._buffer) + self._population.unreserved
-        if self.exhausted:
-            missing = -live % batch if self._settings.last_batch == "pad" else 0
-            count = min(missing, self.steps_left * batch - live)
-        else:
-            window = self.newest_version + self._buffer.bound - self._buffer.next_buffer + 1
-            count = min(window, self.steps_left) * batch - live
+        count = self._to_draw
         if count > 0:
             self._drawing = True
             self._outbox.put(DrawGroups(count=count, padding=self.exhausted))
+
+    @property
+    def _to_draw(self) -> int:
+        """Groups that can be placed, or be spares, and are not there yet; none when at most 0."""
+        batch, live = self._buffer.batch_size, len(self._buffer) + self._population.unreserved
+        if self.steps_left == 0:
+            return 0
+        if self.exhausted:
+            missing = -live % batch if self._settings.last_batch == "pad" else 0
+            return min(missing, self.steps_left * batch - live)
+        window = self.newest_version + self._buffer.bound - self._buffer.next_buffer + 1
+        return min(window, self.steps_left) * batch + self._buffer.spare_limit - live
 
     def drawn(self) -> None:
         """The answer to the last DrawGroups is in."""
@@ -134,18 +181,78 @@ class Batches:
         elif self._buffer.can_consume(final=True):
             self._consume(final=True)
 
+    def stragglers(self, rule: StragglerRule, mean_response: int) -> list[Member]:
+        """Trajectories to act upon because an idle trainer waits for them alone. Cheap when it does not."""
+        if rule.action == "wait" or self.finished is not None or not self.trainer_idle:
+            return []
+        buffer = self._buffer
+        more = self._more_to_reserve
+        if buffer.can_consume() or (more and self.reservable > 0 and buffer.can_reserve(buffer.next_buffer)):
+            return []
+        last = not more and buffer.firm_count < buffer.batch_size
+        occupied = sum(done for _, done in buffer.by_deadline())
+        if not last and occupied + rule.at_most < buffer.batch_size:
+            return []  # each group that is lacking has an unfinished trajectory at least
+        groups = waited_for(buffer, lambda g: self._left(g).unfinished, final=last)
+        members = [
+            self._population.member(m) for e in groups for m in self._population.group(e.group).members
+        ]
+        return stragglers(members, rule, mean_response)
+
+    @property
+    def _more_to_reserve(self) -> bool:
+        """Whether there are groups without a reservation, or may be."""
+        return not self.exhausted or self._drawing or self._population.unreserved > 0 or self._to_draw > 0
+
+    def _left(self, group_id: str) -> Left:
+        members = map(self._population.member, self._population.group(group_id).members)
+        tokens = [m.length - m.prompt_length for m in members if m.state in UNFINISHED]
+        return Left(unfinished=len(tokens), tokens=sum(tokens))
+
+    def _promote(self) -> None:
+        """Give free firm places to spares, as far as the steps that are left need them."""
+        buffer = self._buffer
+        if not buffer.spare_count or not buffer.can_reserve(buffer.next_buffer):
+            return  # where the latest deadline does not fit, none does
+        for entry in buffer.spares():
+            if self.reservable > 0 and buffer.can_promote(entry.group):
+                buffer.promote(entry.group)
+                self._outbox.record(Promote(group=entry.group))
+
+    def _swap(self) -> None:
+        """Let finished spares take the places of unfinished firm groups, if the batch is complete then."""
+        if not self._may_swap or not self._buffer.spare_count:
+            return
+        self._may_swap = False
+
+        def left(group_id: str) -> Left | None:
+            return None if self._population.group(group_id).redrawn else self._left(group_id)
+
+        for spare, firm in plan_swaps(self._buffer, left):
+            self._buffer.swap(spare, firm)
+            self._outbox.record(Swap(spare=spare, firm=firm))
+
     def _drop_surplus(self, group: Group) -> None:
-        kept = set(group.rewarded)
+        """Keep `group_size` members, usable ones first; abort the others."""
+        size = self._settings.group_size
+        if len(group.members) <= size:
+            return
+        order = {m: n for n, m in enumerate(group.rewarded)}
+        ranked = sorted(
+            map(self._population.member, group.rewarded),
+            key=lambda m: (not m.usable, order[m.trajectory_id]),
+        )
+        kept = {m.trajectory_id for m in ranked[:size]}
         surplus = [self._population.member(m) for m in group.members if m not in kept]
         for member in surplus:
             self._abort(member, "surplus member")
             self._population.forget_member(member, TrajectoryState.RELEASED)
-        if surplus:
-            ids = tuple(m.trajectory_id for m in surplus)
-            self._outbox.put(Discard(trajectory_ids=ids, reason="aborted"))
+        group.members = tuple(m for m in group.members if m in kept)
+        ids = tuple(m.trajectory_id for m in surplus)
+        self._outbox.put(Discard(trajectory_ids=ids, reason="aborted"))
 
     def _judge(self, group: Group) -> None:
-        rewards = [m.raw for m in map(self._population.member, group.rewarded) if m.usable]
+        rewards = [m.raw for m in map(self._population.member, group.members) if m.usable]
         if not rewards:
             self._release(group, "failed")
         elif self._filter is not None and self._filter(rewards):
@@ -153,14 +260,22 @@ class Batches:
         else:
             self._buffer.occupy(group.group_id)
             group.occupied = True
+            self._may_swap = True
             self._outbox.record(Occupy(group=group.group_id))
 
     def _release(self, group: Group, reason: Literal["filtered", "failed"]) -> None:
         self._buffer.release(group.group_id)
-        self._outbox.record(Release(group=group.group_id, reason=reason))
-        left = self._population.forget(group.group_id, TrajectoryState.RELEASED)
-        self._outbox.put(Discard(trajectory_ids=tuple(m.trajectory_id for m in left), reason=reason))
+        self._drop(group.group_id, reason)
+        self._may_swap = True
         self._released_in_a_row += 1
+
+    def _drop(self, group_id: str, reason: Literal["filtered", "failed", "expired"]) -> None:
+        """Record the release of a group that is out of the buffer, and stop what still runs for it."""
+        self._outbox.record(Release(group=group_id, reason=reason))
+        for trajectory_id in self._population.group(group_id).members:
+            self._abort(self._population.member(trajectory_id), f"its group is released: {reason}")
+        left = self._population.forget(group_id, TrajectoryState.RELEASED)
+        self._outbox.put(Discard(trajectory_ids=tuple(m.trajectory_id for m in left), reason=reason))
 
     def _consume(self, final: bool) -> None:
         consumed = self._buffer.consume(final=final)
@@ -179,6 +294,18 @@ class Batches:
                 final=final,
             )
         )
+        self._expire(consumed.expired)
+
+    def _expire(self, past: tuple[str, ...]) -> None:
+        """Drop spares whose deadline is past, or which no step will need; their prompts come again."""
+        unneeded: list[str] = []
+        if self.steps_left == 0:
+            unneeded = [entry.group for entry in self._buffer.spares()]
+            for group_id in unneeded:
+                self._buffer.release(group_id)
+        for group_id in (*past, *unneeded):
+            self._drop(group_id, "expired")
+            self.exhausted = False
 
     def _finish(self, reason: EndReason) -> None:
         """Close the ledger; what is left is dropped, and instances may stop working on it."""
@@ -187,10 +314,8 @@ class Batches:
         left: list[str] = []
         for group in list(self._population.groups()):
             for trajectory_id in group.members:
-                member = self._population.find(trajectory_id)
-                if member is not None:  # a surplus one is gone already
-                    self._abort(member, f"the run is over: {reason}")
-                    left.append(trajectory_id)
+                self._abort(self._population.member(trajectory_id), f"the run is over: {reason}")
+                left.append(trajectory_id)
             self._population.forget(group.group_id, TrajectoryState.RELEASED)
         self._outbox.put(Discard(trajectory_ids=tuple(left), reason="discarded"))
         self._outbox.put(Finish(reason=reason))

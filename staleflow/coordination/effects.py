@@ -49,6 +49,23 @@ class GiveUp:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Resample:
+    """A straggler was aborted: drop its payload, and create another trajectory of its prompt in its place."""
+
+    trajectory_id: str
+    new_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Truncate:
+    """A straggler is complete as it is, as if its token budget were used up (finish reason LENGTH)."""
+
+    trajectory_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Train:
     """Hand these groups to the trainer."""
 
@@ -64,7 +81,8 @@ class Discard:
 
     trajectory_ids: tuple[str, ...]
     reason: str
-    """filtered, aborted, failed, expired or discarded: the column of the token balance."""
+    """filtered, aborted, failed, expired or discarded: the column of the token balance. One Discard holds all
+    of an expired group, whose prompt is unused and must be drawn again before any other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,4 +93,4 @@ class Finish:
     """completed, exhausted, interrupted or filtered_out."""
 
 
-Effect = Append | Send | DrawGroups | Score | GiveUp | Train | Discard | Finish
+Effect = Append | Send | DrawGroups | Score | GiveUp | Resample | Truncate | Train | Discard | Finish

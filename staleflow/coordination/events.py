@@ -48,6 +48,8 @@ class DrawnGroup:
     """Trajectory ids; more than the group size when members are redundant."""
     prompt_length: int
     """Tokens."""
+    redrawn: bool = False
+    """The prompt was in an expired spare group before; this one is not swapped out again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

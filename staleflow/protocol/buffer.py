@@ -99,7 +99,7 @@ class StalenessBuffer:
     def can_reserve(self, version: int, spare: bool = False) -> bool:
         """May a new group start at this version?"""
         if spare:
-            return self._spare_count() < self.spare_limit and self._in_time(version)
+            return self.spare_count < self.spare_limit and self._in_time(version)
         return self._counts.can_add(version)
 
     def reserve(self, group: str, version: int, spare: bool = False) -> None:
@@ -109,7 +109,7 @@ class StalenessBuffer:
         if spare:
             if not self.can_reserve(version, spare=True):
                 raise ProtocolError(
-                    f"no spare place for group {group} of version {version}: {self._spare_count()} of "
+                    f"no spare place for group {group} of version {version}: {self.spare_count} of "
                     f"{self.spare_limit} taken, versions {self._oldest()}..{self.next_buffer} admissible"
                 )
             live = Live(group, version, True, self._order)
@@ -247,6 +247,32 @@ class StalenessBuffer:
     def __len__(self) -> int:
         return len(self._entries)
 
+    @property
+    def firm_count(self) -> int:
+        """Firm entries."""
+        return self._counts.total
+
+    @property
+    def spare_count(self) -> int:
+        """Spare entries."""
+        return sum(map(len, self._spares))
+
+    def spares(self) -> tuple[Entry, ...]:
+        """Spare entries, in reservation order."""
+        live = [live for spares in self._spares for live in spares.values()]
+        return tuple(one.entry(self.bound) for one in sorted(live, key=lambda one: one.order))
+
+    def unfinished(self) -> tuple[Entry, ...]:
+        """Firm entries that are not occupied, in reservation order. Looks at every entry."""
+        return tuple(
+            live.entry(self.bound) for live in self._entries.values() if not live.spare and not live.occupied
+        )
+
+    def by_deadline(self) -> tuple[tuple[int, int], ...]:
+        """(reserved, occupied) firm entries of deadline next_buffer + k, for k = 0..bound."""
+        counts = zip(self._counts.as_tuple(), map(len, self._ready), strict=True)
+        return tuple((count - ready, ready) for count, ready in counts)
+
     def counts(self) -> DeadlineCounts:
         """An independent copy of the counts of firm entries, to speculate with."""
         return self._counts.copy()
@@ -295,9 +321,6 @@ class StalenessBuffer:
 
     def _in_time(self, version: int) -> bool:
         return self._oldest() <= version <= self.next_buffer
-
-    def _spare_count(self) -> int:
-        return sum(map(len, self._spares))
 
     def _spares_of(self, version: int) -> dict[str, Live]:
         return self._spares[version + self.bound - self.next_buffer]

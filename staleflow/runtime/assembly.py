@@ -15,8 +15,11 @@ from staleflow.config.schema import Config
 from staleflow.coordination.batches import BatchSettings
 from staleflow.coordination.control import Control, Patience
 from staleflow.coordination.coordinator import Coordinator
+from staleflow.coordination.cost_model import START_VALUES, CostModel
 from staleflow.coordination.migration import MigrationSettings
+from staleflow.coordination.online_costs import OnlineCosts
 from staleflow.coordination.policies import PolicySettings, build_coordinator, effective_bound
+from staleflow.coordination.stragglers import StragglerRule
 from staleflow.data.schedule import PromptSchedule, check_batch_size
 from staleflow.data.sources import PromptSource, check_prompts, load_source
 from staleflow.data.tokenizers import Tokenizer, load_tokenizer
@@ -29,6 +32,7 @@ from staleflow.rollout.engine import Engine, SamplingParams
 from staleflow.runtime.evaluation import Evaluator, Scorer
 from staleflow.runtime.start import StartPoint
 from staleflow.servers.trajectory_server import TrajectoryServer
+from staleflow.storage.cost_file import load_cost_model
 from staleflow.training.filtering import is_uninformative
 from staleflow.training.models import context_length, model_folder
 from staleflow.training.trainer import Trainer
@@ -43,13 +47,15 @@ DEFAULT_CONTEXT = 1 << 20
 
 
 def check_own_parts(config: Config) -> None:
-    """Load what the user's own dotted paths name, before anything starts. Raises ConfigError."""
+    """Load what dotted paths and cost models name, before anything starts. Raises ConfigError."""
     for kind, name, known in (
         ("rollout engine", config.rollout.engine, ("torch", "fake")),
         ("trainer", config.training.trainer, ("torch",)),
     ):
         if name not in known and not callable(load_named(kind, name, {})):
             raise ConfigError(f"{kind} {name!r} is neither a class nor a function: name one that builds it")
+    build_costs(config)
+    _fake_costs(config)
 
 
 # ---------------------------------------------------------------------- data
@@ -162,7 +168,10 @@ def build_control(config: Config, start: StartPoint) -> Control:
     coordination, data = config.coordination, config.data
     return Control(
         buffer=StalenessBuffer(
-            bound=kept_bound(config), batch_size=data.batch_size, next_buffer=start.step
+            bound=kept_bound(config),
+            batch_size=data.batch_size,
+            spare_limit=config.redundancy.groups,
+            next_buffer=start.step,
         ),
         coordinator=build_policy(config),
         batches=BatchSettings(
@@ -172,11 +181,23 @@ def build_control(config: Config, start: StartPoint) -> Control:
             max_filtered_batches=data.max_filtered_batches,
         ),
         patience=Patience(stall_after_s=config.rollout.lost_after_s, max_retries=config.rollout.max_retries),
+        stragglers=StragglerRule(
+            action=coordination.stragglers.action, at_most=coordination.stragglers.at_most
+        ),
         expected_response=max(1, config.rollout.max_new_tokens // 4),
         group_filter=is_uninformative if config.training.dynamic_sampling else None,
+        costs=build_costs(config),
         attempt=start.attempt,
         next_seq=start.next_seq,
     )
+
+
+def build_costs(config: Config) -> OnlineCosts:
+    """The cost model that the run starts with. Raises ConfigError for a file that holds none."""
+    coordination = config.coordination
+    named = coordination.cost_model
+    start = load_cost_model(Path(named).expanduser()) if named is not None else START_VALUES
+    return OnlineCosts(start, refine=coordination.refine_costs)
 
 
 def kept_bound(config: Config) -> int:
@@ -223,7 +244,7 @@ def build_trajectory_server(config: Config, source: PromptSource, start: StartPo
     return TrajectoryServer(
         prompts=prompts(data.epochs, start.used),
         padding=prompts(None, {**past, **{e: u for e, u in start.used.items() if e not in past}}),
-        group_size=data.group_size,
+        members=data.group_size + config.redundancy.members,
         max_new_tokens=config.rollout.max_new_tokens,
         attempt=start.group_attempt,
     )
@@ -268,11 +289,18 @@ def build_engine(
             **common,
             vocab_size=tokenizer.vocab_size,
             lengths=_fake_lengths(config),
-            seconds_per_step=rollout.fake.seconds_per_step,
+            seconds_per_step=_fake_costs(config),
             spend=spend,
         )
     engine: Engine = load_named("rollout engine", rollout.engine, {})(config=config, **common)
     return engine
+
+
+def _fake_costs(config: Config) -> float | CostModel:
+    fake = config.rollout.fake
+    if fake.cost_model is None:
+        return fake.seconds_per_step
+    return load_cost_model(Path(fake.cost_model).expanduser())
 
 
 def _fake_lengths(config: Config) -> Callable[[Trajectory], int]:

@@ -2,7 +2,8 @@
 
 Invariants: a payload is there from the drawing of its group until it is trained or discarded; it only ever
 grows by what an instance or an environment reported; generated = trained + filtered + aborted + discarded +
-in flight, at every moment.
+in flight, at every moment; a prompt whose group expired untrained is drawn again before any other, so that
+each use of a prompt in an epoch still happens once.
 
 Who owns a trajectory, and what may happen to it, is decided by `coordination.Control` alone; this class is
 told. Ids, lengths and versions are all that leaves it towards the coordinator.
@@ -10,7 +11,10 @@ told. Ids, lengths and versions are all that leaves it towards the coordinator.
 
 from __future__ import annotations
 
+import re
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from staleflow.coordination.events import DrawnGroup
 from staleflow.data.environment import Done, Given, Waiting, after_turn
@@ -26,6 +30,8 @@ from staleflow.rollout.engine import Delta
 
 FAILED = Reward(raw=0.0, status="failed", usable=False)
 """The reward of a trajectory that was given up: masked, never a silent zero."""
+
+_GROUP_ID = re.compile(r"e(\d+)-p(\d+)-a(\d+)")
 
 BALANCE_COLUMN = {"filtered": "filtered", "aborted": "aborted"}
 """Column of the token balance by release reason; every other reason is `discarded`."""
@@ -65,23 +71,26 @@ class TrajectoryServer:
         *,
         prompts: Iterator[tuple[int, int, Prompt]],
         padding: Iterator[tuple[int, int, Prompt]],
-        group_size: int,
+        members: int,
         max_new_tokens: int,
         attempt: int = 0,
     ) -> None:
         """`prompts` yields (epoch, index, prompt) in drawing order; `padding` what follows the last epoch.
 
+        `members` is the number of trajectories that a group starts with: the group size, and redundant ones.
         `attempt` goes into group ids, so that what is generated anew after a resume has a new identity.
         """
         self.balance = TokenBalance()
         self._prompts = prompts
         self._padding = padding
-        self._group_size = group_size
+        self._members = members
         self._max_new_tokens = max_new_tokens
         self._attempt = attempt
         self._trajectories: dict[str, Trajectory] = {}
         self._rewards: dict[str, Reward] = {}
         self._training: dict[int, int] = {}
+        self._expired: deque[tuple[str, Prompt]] = deque()
+        """Id of the next group of a prompt whose last one expired, oldest first."""
 
     def __contains__(self, trajectory_id: object) -> bool:
         return trajectory_id in self._trajectories
@@ -89,15 +98,19 @@ class TrajectoryServer:
     def draw(self, count: int, *, padding: bool = False) -> tuple[tuple[DrawnGroup, ...], bool]:
         """Create up to `count` groups. The flag says that the source is exhausted."""
         groups: list[DrawnGroup] = []
+        while self._expired and len(groups) < count:
+            groups.append(self._create(*self._expired.popleft(), redrawn=True))
         source = self._padding if padding else self._prompts
-        for epoch, index, prompt in source:
+        while len(groups) < count:
+            drawn = next(source, None)
+            if drawn is None:
+                return tuple(groups), True
+            epoch, index, prompt = drawn
             groups.append(self._create(f"e{epoch}-p{index}-a{self._attempt}", prompt))
-            if len(groups) == count:
-                return tuple(groups), False
-        return tuple(groups), True
+        return tuple(groups), False
 
-    def _create(self, group_id: str, prompt: Prompt) -> DrawnGroup:
-        members = tuple(f"{group_id}-m{member}" for member in range(self._group_size))
+    def _create(self, group_id: str, prompt: Prompt, *, redrawn: bool = False) -> DrawnGroup:
+        members = tuple(f"{group_id}-m{member}" for member in range(self._members))
         for member, trajectory_id in enumerate(members):
             self._trajectories[trajectory_id] = Trajectory(
                 trajectory_id=trajectory_id,
@@ -106,7 +119,9 @@ class TrajectoryServer:
                 prompt=prompt,
                 max_new_tokens=self._max_new_tokens,
             )
-        return DrawnGroup(group_id=group_id, members=members, prompt_length=len(prompt.tokens))
+        return DrawnGroup(
+            group_id=group_id, members=members, prompt_length=len(prompt.tokens), redrawn=redrawn
+        )
 
     def get(self, trajectory_id: str) -> Trajectory:
         """Payload of a living trajectory; KeyError when it is gone."""
@@ -139,6 +154,16 @@ class TrajectoryServer:
         """Mark a trajectory as failed."""
         self._trajectories[trajectory_id] = self._trajectories[trajectory_id].finished(FinishReason.FAILED)
 
+    def truncate(self, trajectory_id: str) -> None:
+        """A trajectory is complete as it is, as if its token budget were used up."""
+        self._trajectories[trajectory_id] = self._trajectories[trajectory_id].finished(FinishReason.LENGTH)
+
+    def resample(self, trajectory_id: str, new_id: str) -> Trajectory:
+        """Drop an aborted trajectory for another of the same prompt; returns its payload as it was."""
+        (dropped,) = self.discard([trajectory_id], "aborted")
+        self._trajectories[new_id] = replace(dropped, trajectory_id=new_id, segments=(), finish_reason=None)
+        return dropped
+
     def set_reward(self, trajectory_id: str, reward: Reward) -> None:
         """Keep the verifier's answer."""
         self._rewards[trajectory_id] = reward
@@ -154,19 +179,33 @@ class TrajectoryServer:
         self.balance.trained += self._training.pop(step)
 
     def discard(self, trajectory_ids: Sequence[str], reason: str) -> list[Trajectory]:
-        """Drop released trajectories; returns their payload as it was."""
+        """Drop released trajectories; returns their payload as it was.
+
+        The prompts of `expired` ones, of which all of a group come in one call, are drawn again.
+        """
         dropped: list[Trajectory] = []
         for trajectory_id in trajectory_ids:
             trajectory = self._trajectories.pop(trajectory_id)
             self._rewards.pop(trajectory_id, None)
             self.balance.drop(generated_tokens(trajectory), reason)
             dropped.append(trajectory)
+        if reason == "expired":
+            for group_id, prompt in {t.group_id: t.prompt for t in dropped}.items():
+                self._expired.append((_next_group_id(group_id), prompt))
         return dropped
 
     def _take(self, trajectory_id: str) -> ScoredTrajectory:
         return ScoredTrajectory(
             trajectory=self._trajectories.pop(trajectory_id), reward=self._rewards.pop(trajectory_id)
         )
+
+
+def _next_group_id(group_id: str) -> str:
+    """The same use of the same prompt, one attempt later."""
+    match = _GROUP_ID.fullmatch(group_id)
+    assert match is not None, group_id
+    epoch, index, attempt = match.groups()
+    return f"e{epoch}-p{index}-a{int(attempt) + 1}"
 
 
 def generated_tokens(trajectory: Trajectory) -> int:
