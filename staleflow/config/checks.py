@@ -79,6 +79,8 @@ def _lengths(config: Config) -> Iterator[Problem]:
     lengths = rollout.fake.lengths
     if lengths.min > lengths.max:
         yield "rollout.fake.lengths.min", f"is more than rollout.fake.lengths.max {lengths.max}"
+    if rollout.fake.cost_model is not None and rollout.fake.seconds_per_step > 0:
+        yield "rollout.fake.seconds_per_step", "rollout.fake.cost_model says that already: leave one out"
 
 
 def _data(config: Config) -> Iterator[Problem]:

@@ -33,6 +33,8 @@ class FakeEngine(Section):
     lengths: FakeLengths = FakeLengths()
     seconds_per_step: float = Field(default=0.0, ge=0)
     """Seconds that one decode step takes."""
+    cost_model: str | None = None
+    """File written by `staleflow profile`: steps, prefills and pulls take what it says. Null: see above."""
 
 
 class Rollout(Section):

@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from staleflow.coordination.batches import Batches, BatchSettings, GroupFilter
 from staleflow.coordination.commands import Abort, Command, Interrupt, Route
 from staleflow.coordination.coordinator import Coordinator
+from staleflow.coordination.cost_model import START_VALUES
 from staleflow.coordination.effects import Effect, GiveUp, Resample, Score, Send, Truncate
 from staleflow.coordination.events import (
     Ended,
@@ -41,6 +42,7 @@ from staleflow.coordination.events import (
 )
 from staleflow.coordination.fleet import Fleet
 from staleflow.coordination.lengths import LengthStatistics
+from staleflow.coordination.online_costs import OnlineCosts
 from staleflow.coordination.outbox import Outbox
 from staleflow.coordination.population import Member, Population
 from staleflow.coordination.progress import Deadlines, ProgressWatch
@@ -75,13 +77,15 @@ class Control:
         stragglers: StragglerRule | None = None,
         expected_response: int = 64,
         group_filter: GroupFilter | None = None,
+        costs: OnlineCosts | None = None,
         attempt: int = 0,
         next_seq: int = 0,
     ) -> None:
         """Start with an empty `buffer` whose next_buffer is the version that will be pushed first.
 
         `expected_response` is in tokens: the guess until responses have been seen. `group_filter` gets the
-        raw rewards of a complete group's usable members; True releases the group.
+        raw rewards of a complete group's usable members; True releases the group. `costs` is fed with the
+        instances' reports; default: the start values, refined.
         """
         patience = patience or Patience()
         self.buffer = buffer
@@ -97,6 +101,7 @@ class Control:
             abort=self._order_abort,
         )
         self._coordinator = coordinator
+        self.costs = costs or OnlineCosts(START_VALUES)
         self._patience = patience
         self._stragglers = stragglers or StragglerRule()
         self._now = 0.0
@@ -176,6 +181,7 @@ class Control:
     def snapshot(self) -> Snapshot:
         """The coordinator's view of this moment."""
         return Snapshot(
+            costs=self.costs.model,
             now=self._now,
             next_buffer=self.buffer.next_buffer,
             newest_version=self.batches.newest_version,
@@ -266,6 +272,7 @@ class Control:
     def _on_report(self, report: InstanceReport) -> None:
         if not self.fleet.is_current(report.instance, report.incarnation):
             return
+        self.costs.observe(report)
         acknowledged = self.fleet.report(report)
         for trajectory_id, length in report.lengths:
             member = self._resident(trajectory_id, report.instance)

@@ -1,4 +1,4 @@
-"""What decoding costs: the time of one step of a rollout instance, and what a trajectory more or less changes.
+"""What decoding costs: the time of one step of a rollout instance, and what one trajectory more changes.
 
     step time (s)      t(n, kv) = k1 * kv + max(k2, k3 * n) + k4
     throughput         T(n, kv) = n / t(n, kv)   tokens per second
@@ -11,12 +11,17 @@ refines them during a run.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import astuple, dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostModel:
-    """Constants of one kind of instance. All in seconds, none negative, k4 + max(k2, k3) above 0."""
+    """Constants of one kind of instance, in seconds, none negative.
+
+    Those that decisions rest on have k4 + max(k2, k3) above 0 (`cost_fit` and the file's loader see to it);
+    all zero is for engines that take no time.
+    """
 
     k1: float
     """Per cached token and step."""
@@ -31,12 +36,16 @@ class CostModel:
     pull: float = 0.0
     """Per pull, without the rebuilding of KV."""
 
+    def __post_init__(self) -> None:
+        if not all(math.isfinite(value) and value >= 0 for value in astuple(self)):
+            raise ValueError(f"every constant of a cost model is a finite number of at least 0: {self}")
+
     def step_s(self, running: float, kv_tokens: float) -> float:
         """Seconds of one decode step."""
         return self.k1 * kv_tokens + max(self.k2, self.k3 * running) + self.k4
 
     def throughput(self, running: float, kv_tokens: float) -> float:
-        """Tokens per second of an instance; 0 when nothing runs."""
+        """Tokens per second of an instance; 0 when nothing runs. The step must take time."""
         return running / self.step_s(running, kv_tokens) if running > 0 else 0.0
 
     def gain(self, running: int, kv_tokens: float, length: float) -> float:

@@ -109,6 +109,8 @@ class StepMetrics:
         costs = self._costs.totals()
         values |= {name: value - self._costs_before[name] for name, value in costs.items()}
         self._costs_before = costs
+        if control.costs.error is not None:
+            values["coord/cost_model_error"] = control.costs.error
         values |= {f"rollout/{r}_groups": self._counts[f"rollout/{r}_groups"] for r in ("filtered", "failed")}
         values |= {f"reward/{k}_count": self._counts[f"reward/{k}_count"] for k in ("timeout", "error")}
         values["timing_s/reward"] = self._seconds["timing_s/reward"]

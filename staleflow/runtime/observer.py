@@ -6,6 +6,7 @@ rows and status from another thread at its own pace.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -179,8 +180,11 @@ class Observer:
             "run/reason": control.finished or "",
             "wait/trainer_s": self._waited_s,
             "wait/instances_s": self._use.idle_s_total,
+            "run/cpu_cores": os.cpu_count() or 1,
         }
         values |= self._metrics.totals()
+        costs = control.costs.model
+        values |= {f"coord/{name}": getattr(costs, name) for name in ("k1", "k2", "k3", "k4", "prefill")}
         values |= {f"tokens/{name}": count for name, count in server.balance.as_dict().items()}
         self._add("summary", values)
 
