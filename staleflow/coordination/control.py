@@ -207,6 +207,7 @@ class Control:
                 response=member.length - member.prompt_length,
                 routed_at=member.routed_at,
                 routed_length=member.routed_length,
+                fruitless=member.fruitless,
                 leaving=member.leaving,
             )
             for member in map(self.population.member, self.fleet.resident(instance))
@@ -225,6 +226,7 @@ class Control:
         if isinstance(command, Route):
             member = self.population.member(command.trajectory_id)
             self.population.start(member, command.instance, command.seq)
+            member.fruitless = member.fruitless + 1 if member.length == member.routed_length else 0
             member.routed_at, member.routed_length = self._now, member.length
             self.fleet.place(command.instance, command.trajectory_id)
             self._running.touch(command.trajectory_id, self._now)

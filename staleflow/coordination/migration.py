@@ -17,6 +17,8 @@ from staleflow.coordination.speculative import InstanceState, SpeculativeState
 
 MOST_LOOKED_AT = 256
 """Running trajectories that one cycle weighs up; the rest have their turn in later ones."""
+MOST_FRUITLESS = 2
+"""Moves in a row, without a token gained, after which a waiting trajectory stays where it is."""
 
 
 class MigrationStrategy(Protocol):
@@ -51,13 +53,15 @@ class MigrationSettings:
 class CostAwareMigration:
     """Waiting trajectories leave a long queue, running ones a slow instance, if the saving exceeds the cost.
 
-    - *Waiting*: where more than φ_wait wait inside an instance, as many of them leave as other instances have
-      room for, the last arrivals first. They hold no KV, so moving them costs nothing that staying does not.
+    - *Waiting*: where more than φ_wait wait inside an instance (or any, when another one is empty), as many of
+      them leave as other instances have room for, the last arrivals first. They hold no KV, so moving them
+      costs nothing that staying does not.
     - *Running*: where T of the fastest instance exceeds ψ times that of a busy one, or an instance stands
       idle, a trajectory moves if what both instances generate more, for as long as it is expected to run,
       exceeds what the new prefill of its tokens keeps the other instance from generating.
     - No ping-pong: a running trajectory rests for `rest_s` after each Route and moves only after it has
-      gained a token there: never twice without progress. No wave starts before the last one has left.
+      gained a token there; a waiting one moves at most `MOST_FRUITLESS` times in a row without gaining any.
+      No wave starts before the last one has left.
     """
 
     def __init__(self, settings: MigrationSettings | None = None) -> None:
@@ -73,6 +77,8 @@ class CostAwareMigration:
 
     def _relieve_queues(self, state: SpeculativeState) -> bool:
         phi = self._settings.phi_wait
+        if any(s.resident == 0 for s in state.instances.values()):
+            phi = 0  # rather there than waiting here
         crowded = [s for s in state.instances.values() if s.waiting > phi]
         if not crowded:
             return False
@@ -81,15 +87,23 @@ class CostAwareMigration:
         for source in sorted(crowded, key=lambda s: (-s.waiting, s.instance)):
             queued = state.snapshot.resident(source.instance)[-source.waiting :]
             for resident in reversed(queued[phi:]):
-                if resident.leaving:
-                    continue
-                target = targets.peek(source, resident)
-                if target is None:
+                if not self._take_from_queue(state, targets, source, resident):
                     break
-                targets.promise(target, resident)
-                reason = f"migration: {source.waiting} wait on {source.instance}, not on {target.instance}"
-                state.interrupt(resident.trajectory_id, 0, source.instance, reason)
         return len(state.commands) > before
+
+    def _take_from_queue(
+        self, state: SpeculativeState, targets: _Targets, source: InstanceState, resident: Resident
+    ) -> bool:
+        """Move one that waits inside an instance. False: there is no place for it."""
+        if resident.leaving or resident.fruitless >= MOST_FRUITLESS:
+            return True
+        target = targets.peek(source, resident)
+        if target is None:
+            return False
+        targets.promise(target, resident)
+        reason = f"migration: {source.waiting} wait on {source.instance}, there is room on {target.instance}"
+        state.interrupt(resident.trajectory_id, 0, source.instance, reason)
+        return True
 
     # ------------------------------------------------------------------ running
 
@@ -105,7 +119,7 @@ class CostAwareMigration:
         for source in sorted(state.instances.values(), key=lambda s: (-s.running, s.instance)):
             if source.running < 2:
                 break  # alone is as fast as it gets
-            for resident in state.snapshot.resident(source.instance):
+            for resident in self._running(state, source):
                 if not targets or looked_at == MOST_LOOKED_AT:
                     break
                 rests_until = resident.routed_at + self._settings.rest_s
@@ -117,6 +131,10 @@ class CostAwareMigration:
                 looked_at += 1
                 self._move_if_it_pays(state, targets, source, resident)
         return min(rested, default=None)
+
+    def _running(self, state: SpeculativeState, source: InstanceState) -> tuple[Resident, ...]:
+        there = state.snapshot.resident(source.instance)
+        return there[: len(there) - source.waiting]
 
     def _move_if_it_pays(
         self, state: SpeculativeState, targets: _Targets, source: InstanceState, resident: Resident

@@ -20,6 +20,7 @@ class Member:
 
     __slots__ = (
         "failure",
+        "fruitless",
         "group_id",
         "instance",
         "leaving",
@@ -46,7 +47,8 @@ class Member:
         self.instance: str | None = None
         self.route_seq = 0
         self.routed_at = 0.0
-        self.routed_length = 0
+        self.routed_length = -1
+        self.fruitless = 0
         self.leaving = False
         self.failure = ""
         self.retries = 0

@@ -62,6 +62,8 @@ class Resident:
     """Time of the Route that brought it there."""
     routed_length: int
     """Its length then: what it has gained since is its progress there."""
+    fruitless: int
+    """Routes in a row, this one not counted, on which it gained nothing."""
     leaving: bool
     """An Interrupt to it is on its way."""
 
