@@ -342,15 +342,7 @@ class SimulatedCluster:
             return
         instance.advance()
         self._foresee_instance(instance)
-        if instance.has_news:
-            # An instance that pulls reports when it is done with it.
-            if instance.at > self.now:
-                self._foresee(instance.at, self._report, instance)
-            else:
-                self._report(instance)
-
-    def _report(self, instance: SimulatedInstance) -> None:
-        if instance.has_news and self._instances.get(instance.instance) is instance:
+        if instance.has_news and instance.at <= self.now:  # while it pulls, it says nothing
             self._deliver_report(instance, progress=False)
 
     def _progress(self) -> None:

@@ -65,6 +65,7 @@ class SimulatedInstance:
         """Grows whenever `next_event` changes."""
         self.has_news = False
         self._planned_steps = 0
+        self._pulling = False
         self._costs = costs
         self._on_pull = on_pull
         self._find = find
@@ -118,7 +119,7 @@ class SimulatedInstance:
     # ------------------------------------------------------------------ from outside
 
     def deliver(self, arrival: float, command: Command) -> None:
-        """A command arrives at `arrival`, not before those delivered earlier. Call `replan` after the last."""
+        """A command arrives at `arrival`, not before earlier ones. Call `replan` after the last."""
         self._inbox.append((arrival, command))
 
     def slow_down(self, at: float, slowness: float) -> None:
@@ -137,15 +138,22 @@ class SimulatedInstance:
     def advance(self) -> None:
         """`next_event` has come: decode up to it, and let happen what happens."""
         assert self.next_event is not None
-        self._decode(self._planned_steps, max(self.at, self.next_event))
+        now = max(self.at, self.next_event)
+        self._decode(self._planned_steps, now)
         self._take_finished()
         self._obey()
-        self._make_room()
-        self._fill()
+        self._pulling = self.at > now
+        if not self._pulling:
+            self._make_room()
+            self._fill()
         self.replan()
 
     def replan(self) -> None:
         """Find the next boundary at which something happens."""
+        if self._pulling:  # what arrives meanwhile is obeyed before the next step is put together
+            self.plan += self.next_event != self.at
+            self.next_event, self._planned_steps = self.at, 0
+            return
         steps, at = 0, None
         n = len(self._running)
         if n:

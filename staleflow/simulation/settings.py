@@ -98,7 +98,8 @@ class ClusterSettings:
                 f"a KV cache of {self.kv_capacity} tokens cannot hold one whole trajectory: "
                 f"{self.prompt_length} (prompt) + {self.max_new_tokens} (max_new_tokens) = {longest}"
             )
-        for change in (*self.outages, *self.slowdowns):
+        changes: list[Outage | Slowdown] = [*self.outages, *self.slowdowns]
+        for change in changes:
             if not 0 <= change.instance < self.instances or change.at < 0:
                 raise UserError(f"{change} is not about one of the {self.instances} instances, or too early")
         if any(slowdown.factor <= 0 for slowdown in self.slowdowns):
