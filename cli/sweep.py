@@ -60,7 +60,7 @@ def plan_sweep(
 ) -> SweepPlan:
     """Every combination of the axes (`key=v1,v2`), each with its config checked. Raises UserError."""
     if not axes:
-        raise UserError("a sweep needs --eta 0,1,2 or --axis key=v1,v2")
+        raise UserError("a sweep needs --eta 0,1,2, --seeds 0,1,2 or --axis key=v1,v2")
     files, overrides = split_arguments(arguments)
     if output_dir is not None:
         overrides.append(f"run.output_dir={json.dumps(output_dir)}")

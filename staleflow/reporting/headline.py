@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from staleflow.reporting.lengths import mean_lengths
 from staleflow.reporting.load import RunData, Values, series
+from staleflow.reporting.shares import Shares, shares, total, wall_seconds, working_seconds
 
 ABSENT = "–"  # noqa: RUF001
 """What stands where nothing was measured or set."""
@@ -15,10 +16,13 @@ ABSENT = "–"  # noqa: RUF001
 TOKEN_FATES = ("trained", "filtered", "aborted", "discarded", "in_flight")
 """Where a generated token can be; they sum to `generated`."""
 
-WORTH_NAMING = 0.15
-"""A side that stands still for less than this share of the time is no bottleneck worth naming."""
-TAKING_TURNS = 0.30
-"""Where both sides stand still for at least this share, neither is slow: they wait for each other."""
+COUNTS = {
+    "pulls": "coord/pull_count",
+    "interrupts": "coord/interrupt_count",
+    "migrations": "coord/migrate_count",
+    "preemptions": "rollout/preemptions",
+}
+"""What is counted over a run, and the figure of a step that holds it. Migrations are interrupts, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,17 +49,20 @@ class Headline:
     seconds: float | None
     """Wall time of all attempts that the rows cover."""
     tokens_per_s: float | None
-    """Trained tokens per second of wall time."""
+    """Trained tokens per second of `working_seconds`."""
+    generated_per_s: float | None
+    steps_per_s: float | None
     staleness_mean: float | None
     staleness_max: int | None
     first_accuracy: float | None
     last_accuracy: float | None
     first_version: int | None
     last_version: int | None
-    trainer_waiting: float | None
-    """Share of the wall time for which the trainer waited for a batch, 0 to 1."""
-    instances_idle: float | None
-    """Share of instance time with nothing running, 0 to 1."""
+    shares: Shares
+    counts: Mapping[str, int]
+    """Of COUNTS, those that the run recorded."""
+    lengths: tuple[float | None, float | None]
+    """Mean response length of all that was sampled to its end, and of what was trained on."""
     tokens: TokenBalance | None
     reason: str
     """Why the run ended; `still going or killed` without a summary row."""
@@ -63,8 +70,9 @@ class Headline:
 
 def headline(run: RunData) -> Headline:
     """Measure one run."""
-    seconds = _wall_seconds(run)
+    seconds = working_seconds(run)
     tokens = _tokens(run)
+    steps = len(run.train) or len({t.step for t in run.trained})
     # From the ledger first: it spans all attempts, as the wall time does.
     trained = sum(t.tokens for t in run.trained) or (tokens.fates["trained"] if tokens else 0)
     accuracy_key = accuracy_name(run)
@@ -75,19 +83,24 @@ def headline(run: RunData) -> Headline:
     planned = _at(run.config, "run", "steps")
     return Headline(
         policy=_at(run.config, "coordination", "policy"),
-        bound=_at(run.config, "staleness", "bound"),
-        steps=len(run.train) or len({t.step for t in run.trained}),
+        bound=run.bound,
+        steps=steps,
         planned=planned if isinstance(planned, int) else None,
-        seconds=seconds,
+        seconds=wall_seconds(run),
         tokens_per_s=trained / seconds if seconds and trained else None,
+        generated_per_s=_generated(run, tokens) / seconds if seconds and tokens else None,
+        steps_per_s=steps / seconds if seconds and steps else None,
         staleness_mean=mean,
         staleness_max=worst,
         first_accuracy=accuracies[0] if accuracies else None,
         last_accuracy=accuracies[-1] if accuracies else None,
         first_version=int(versions[0]) if versions else None,
         last_version=int(versions[-1]) if versions else None,
-        trainer_waiting=_trainer_waiting(run, seconds),
-        instances_idle=idle_share(run),
+        shares=shares(run),
+        counts={
+            name: round(count) for name, key in COUNTS.items() if (count := total(run.train, key)) is not None
+        },
+        lengths=mean_lengths(run),
         tokens=tokens,
         reason=str(run.summary.get("run/reason", "finished" if run.summary else "still going or killed")),
     )
@@ -102,21 +115,6 @@ def accuracy_name(run: RunData) -> str | None:
     return sampled[0] if sampled else None
 
 
-def instance_names(run: RunData) -> list[str]:
-    """Return the ids of all instances ever sampled, numbers in the order of numbers."""
-    ids = {key.split("/")[1] for row in run.instances for key in row if key.startswith("instance/")}
-    return sorted(ids, key=lambda name: [(len(part), part) for part in re.split(r"(\d+)", name)])
-
-
-def idle_share(run: RunData, instance: str | None = None) -> float | None:
-    """Share of samples with nothing running, of one instance or of all of them; None without samples."""
-    names = instance_names(run) if instance is None else [instance]
-    running = [
-        row[f"instance/{n}/running"] for row in run.instances for n in names if f"instance/{n}/running" in row
-    ]
-    return sum(1 for r in running if r == 0) / len(running) if running else None
-
-
 def mean_timings(run: RunData) -> dict[str, float]:
     """Return the mean seconds per step of every `timing_s/...` metric, without its prefix."""
     names = sorted({key for row in run.train for key in row if key.startswith("timing_s/")})
@@ -128,35 +126,14 @@ def mean_timings(run: RunData) -> dict[str, float]:
     return means
 
 
-def bottleneck(numbers: Headline) -> str:
-    """Say in one line which side held the run up, from measured waiting only."""
-    waiting, idle = numbers.trainer_waiting, numbers.instances_idle
-    if waiting is None or idle is None:
-        return "bottleneck unknown: the run has no samples of both the trainer's and the instances' waiting"
-    trainer, instances = f"the trainer waited {waiting:.0%} of the time", f"the instances idled {idle:.0%}"
-    if min(waiting, idle) >= TAKING_TURNS:
-        return f"taking turns: {trainer} and {instances}, so each side stood waiting for the other"
-    if max(waiting, idle) < WORTH_NAMING:
-        return f"balanced: {trainer} and {instances}"
-    if waiting >= idle:
-        return f"rollout-bound: {trainer}, {instances}"
-    return f"train-bound: {instances} of the time, {trainer.removesuffix(' of the time')}"
-
-
-def config_differences(runs: Sequence[RunData]) -> dict[str, list[str]]:
-    """Return the dotted keys whose values differ between runs, each with one text a run.
-
-    The names of the runs, which always differ, are left out; ABSENT stands where a key is not set.
-    """
-    flat = [_flatten(run.config) for run in runs]
-    keys = sorted({key for values in flat for key in values})
-    table = {key: [values.get(key, ABSENT) for values in flat] for key in keys}
-    return {key: values for key, values in table.items() if len(set(values)) > 1 and key != "run.name"}
-
-
-def _wall_seconds(run: RunData) -> float | None:
-    rows = (*run.train, *run.evals, *run.instances, run.summary)
-    return max((float(row["run/seconds"]) for row in rows if "run/seconds" in row), default=None)
+def _generated(run: RunData, tokens: TokenBalance) -> float:
+    """Generated tokens of all attempts: their steps' rates over their times."""
+    steps = [
+        row["rollout/tokens_per_s"] * row["time/step_s"]
+        for row in run.train
+        if "rollout/tokens_per_s" in row and "time/step_s" in row
+    ]
+    return sum(steps) if len(steps) == len(run.train) > 0 else float(tokens.generated)
 
 
 def _tokens(run: RunData) -> TokenBalance | None:
@@ -181,18 +158,12 @@ def _staleness(run: RunData) -> tuple[float | None, int | None]:
     return (sum(means) / len(means) if means else None), (int(max(worst)) if worst else None)
 
 
-def _trainer_waiting(run: RunData, seconds: float | None) -> float | None:
-    _, waits = series(run.train, "train/step", "timing_s/wait_for_batch")
-    # From the steps first: a summary row speaks of the last attempt only, the wall time of all.
-    waited = sum(waits) if waits else run.summary.get("wait/trainer_s")
-    return min(1.0, float(waited) / seconds) if waited is not None and seconds else None
-
-
-def _flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+def flat_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Return dotted keys and their values as text."""
     flat: dict[str, str] = {}
     for key, value in config.items():
         if isinstance(value, Mapping):
-            flat.update(_flatten(value, f"{prefix}{key}."))
+            flat.update(flat_config(value, f"{prefix}{key}."))
         else:
             flat[f"{prefix}{key}"] = "null" if value is None else str(value)
     return flat

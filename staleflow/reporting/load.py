@@ -67,6 +67,9 @@ class RunData:
     events: tuple[Values, ...]
     summary: Values
     """Empty while the run goes on, or where it was killed."""
+    bound: int | None
+    """η that the run was held to, from the ledger's first record (policy sync has 0, whatever the config
+    says); from the config where there is no ledger."""
     trained: tuple[Trained, ...]
     verdict: Verdict
     skipped_lines: int
@@ -97,6 +100,7 @@ def load_run(folder: Path) -> RunData:
         instances=tuple(sorted(kept.instances, key=lambda row: row.get("run/seconds", 0.0))),
         events=tuple(kept.events),
         summary=kept.summary,
+        bound=_bound(records, config),
         trained=tuple(_trained(records)),
         verdict=_verdict(ledger),
         skipped_lines=torn_rows + torn_records,
@@ -164,6 +168,13 @@ def _objects(path: Path) -> tuple[list[dict[str, Any]], int]:
             else:
                 skipped += 1
     return found, skipped
+
+
+def _bound(records: Sequence[dict[str, Any]], config: Mapping[str, Any]) -> int | None:
+    start = next((record for record in records if record.get("kind") == "start"), None)
+    section = start if start is not None else config.get("staleness")
+    bound = section.get("bound") if isinstance(section, Mapping) else None
+    return bound if isinstance(bound, int) else None
 
 
 def _trained(records: Sequence[dict[str, Any]]) -> Iterator[Trained]:

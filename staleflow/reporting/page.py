@@ -8,38 +8,41 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from staleflow.reporting import figures, timeline
+from staleflow.reporting import bars, figures, timeline
+from staleflow.reporting.comparison import against, audit_text, compare
+from staleflow.reporting.groups import RunGroup, group_runs
 from staleflow.reporting.headline import (
     ABSENT,
     TOKEN_FATES,
     Headline,
-    bottleneck,
-    config_differences,
-    headline,
 )
 from staleflow.reporting.load import RunData, Verdict
 from staleflow.reporting.style import CSS
 from staleflow.reporting.svg import RUN_COLOURS
-from staleflow.reporting.words import COLUMNS, accuracy_text, best_of, cells, clock, share, whole
+from staleflow.reporting.words import COLUMNS, accuracy_text, cells, clock, share, times, whole
 
 EVENTS_SHOWN = 200
 """A report lists this many events of a run, the last ones; metrics.jsonl has all."""
 
 
 def page(runs: Sequence[RunData]) -> str:
-    """Return the whole HTML document for one run or several side by side."""
-    numbers = [headline(run) for run in runs]
+    """Return the whole HTML document for one run or several side by side, siblings by seed together."""
+    groups = group_runs(runs)
     title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs compared"
+    if 1 < len(groups) < len(runs):
+        title = f"{len(groups)} settings compared, {len(runs)} runs"
     body = [
         f"<h1>{escape(title)}</h1>",
-        _opening(runs, numbers),
-        _learning(runs),
-        _staleness(runs),
-        _time(runs, numbers),
-        _tokens(runs, numbers),
-        _timelines(runs),
-        _config(runs),
-        _events(runs),
+        _one(groups[0]) if len(runs) == 1 else _comparison(groups),
+        _bottlenecks(groups),
+        _learning(groups),
+        _staleness(groups),
+        _time(groups),
+        _tokens(groups),
+        _timelines(groups),
+        _runs(groups) if len(groups) < len(runs) else "",
+        _config(groups),
+        _events(groups),
     ]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -49,23 +52,22 @@ def page(runs: Sequence[RunData]) -> str:
     )
 
 
-def _opening(runs: Sequence[RunData], numbers: Sequence[Headline]) -> str:
-    several = len(runs) > 1
-    verdicts = "".join(
-        f"<li>{_named(i, run) + ': ' if several else ''}{escape(bottleneck(n))}</li>"
-        for i, (run, n) in enumerate(zip(runs, numbers, strict=True))
-    )
-    if not several:
-        return (
-            f'<div class="sub">{_subtitle(runs[0], numbers[0])}</div>{_stats(runs[0], numbers[0])}'
-            f'<div class="card"><h3>What held it up</h3><ul class="verdicts">{verdicts}</ul></div>'
-        )
-    legend = "".join(f"<span>{_named(i, run)}</span>" for i, run in enumerate(runs))
-    return (
-        f'<div class="legend">{legend}</div>'
-        f'<h2>Comparison</h2><div class="card scroll">{_comparison(runs, numbers)}</div>'
-        f'<h2>What held them up</h2><div class="card"><ul class="verdicts">{verdicts}</ul></div>'
-    )
+def _one(group: RunGroup) -> str:
+    run, n = group.runs[0], group.numbers[0]
+    return f'<div class="sub">{_subtitle(run, n)}</div>{_stats(run, n)}'
+
+
+def _bottlenecks(groups: Sequence[RunGroup]) -> str:
+    several = len(groups) > 1
+    lines = []
+    for i, group in enumerate(groups):
+        verdict, dissent = group.verdict, group.dissent
+        name = f"{_named(i, group)}: " if several else ""
+        advice = f" <span class=note>{escape(verdict.advice)}.</span>" if verdict.advice else ""
+        seeds = f" <span class=note>({escape(dissent)})</span>" if dissent else ""
+        lines.append(f"<li>{name}<b>{verdict.kind}</b>: {escape(verdict.figures)}.{seeds}{advice}</li>")
+    card = f'<div class="card"><ul class="verdicts">{"".join(lines)}</ul></div>'
+    return f"<h2>What held {'them' if several else 'it'} up</h2>{card}"
 
 
 def _subtitle(run: RunData, n: Headline) -> str:
@@ -100,112 +102,190 @@ def _stats(run: RunData, n: Headline) -> str:
     return f'<div class="stats">{cards}<div class="card stat">{audit}</div></div>'
 
 
-def _comparison(runs: Sequence[RunData], numbers: Sequence[Headline]) -> str:
-    head = "".join(f"<th>{escape(name)}</th>" for name in ("run", *COLUMNS, "audit"))
-    best = best_of(numbers)
-    lines = []
-    for i, (run, n) in enumerate(zip(runs, numbers, strict=True)):
-        values = "".join(
-            f"<td{' class=best' if best.get(name) == i else ''}>{escape(value)}</td>"
-            for name, value in zip(COLUMNS, cells(n), strict=True)
+def _comparison(groups: Sequence[RunGroup]) -> str:
+    legend = "".join(f"<span>{_named(i, group)}</span>" for i, group in enumerate(groups))
+    head = "".join(f"<th>{_named(i, group)}</th>" for i, group in enumerate(groups))
+    parts, section = [_audits(groups)], ""
+    if relative := against(groups):
+        label, ratios = relative
+        cells = "".join(f"<td>{times(ratio)}</td>" for ratio in ratios)
+        parts.append(f"<tr><td>throughput against {escape(label)}</td>{cells}</tr>")
+    for line in compare(groups):
+        if line.figure.section != section:
+            section = line.figure.section
+            parts.append(f'<tr class="section"><td colspan="{len(groups) + 1}">{escape(section)}</td></tr>')
+        cells = "".join(
+            f"<td{' class=best' if cell.best else ''}>{escape(cell.text)}"
+            f"{f'<small>{escape(cell.span)}</small>' if cell.span else ''}</td>"
+            for cell in line.cells
         )
-        lines.append(f"<tr><td>{_named(i, run)}</td>{values}<td>{_pill(run.verdict)}</td></tr>")
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+        parts.append(f"<tr><td>{escape(line.figure.title)}</td>{cells}</tr>")
+    table = (
+        f"<table class=figures><thead><tr><th></th>{head}</tr></thead><tbody>{''.join(parts)}</tbody></table>"
+    )
+    several = any(len(group.runs) > 1 for group in groups)
+    note = '<p class="note">Median over the seeds; below it, least and most.</p>' if several else ""
+    return (
+        f'<div class="legend">{legend}</div><h2>Comparison</h2>'
+        f'<div class="grid">{_card("Throughput", bars.throughput(groups), wide=True)}'
+        f'<div class="card wide scroll">{table}{note}</div></div>'
+    )
 
 
-def _learning(runs: Sequence[RunData]) -> str:
+def _audits(groups: Sequence[RunGroup]) -> str:
+    cells = []
+    for group in groups:
+        text, clean = audit_text(group)
+        cells.append(f'<td><span class="pill {_pill_kind(clean)}">{escape(text)}</span></td>')
+    return f"<tr><td>audit of the ledger</td>{''.join(cells)}</tr>"
+
+
+def _runs(groups: Sequence[RunGroup]) -> str:
+    """One line a run, where the comparison shows groups."""
+    head = "".join(f"<th>{escape(name)}</th>" for name in ("run", *COLUMNS, "audit"))
+    lines = []
+    for i, group in enumerate(groups):
+        for run, n in zip(group.runs, group.numbers, strict=True):
+            values = "".join(f"<td>{escape(value)}</td>" for value in cells(n))
+            name = f"{_chip(i)}{escape(run.name)}"
+            lines.append(f"<tr><td>{name}</td>{values}<td>{_pill(run.verdict)}</td></tr>")
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+    return f'<h2>Runs</h2><div class="card scroll">{table}</div>'
+
+
+def _learning(groups: Sequence[RunGroup]) -> str:
     cards = (
         _card(
             "Sampled held-out accuracy by weight version",
-            figures.accuracy(runs, over_time=False),
-            "Dotted: greedy." if len(runs) == 1 else "",
+            figures.accuracy(groups, over_time=False),
+            "Dotted: greedy." if len(groups) == len(groups[0].runs) == 1 else "",
         ),
-        _card("Sampled held-out accuracy over wall time", figures.accuracy(runs, over_time=True)),
-        _card("Reward of the trained batch", figures.reward(runs)),
-        _card("Response length", figures.response_lengths(runs)),
-        _card("Training signals", figures.signals(runs), wide=True),
+        _card("Sampled held-out accuracy over wall time", figures.accuracy(groups, over_time=True)),
+        _card("Reward of the trained batch", figures.reward(groups)),
+        _card("Response length", figures.response_lengths(groups)),
+        *_length_bias(groups),
+        _card("Training signals", figures.signals(groups), wide=True),
     )
     return f'<h2>Learning</h2><div class="grid">{"".join(cards)}</div>'
 
 
-def _staleness(runs: Sequence[RunData]) -> str:
+def _length_bias(groups: Sequence[RunGroup]) -> list[str]:
+    """A card only where lengths were recorded on both sides."""
+    svg = figures.sampled_and_trained(groups)
+    note = "Where the lines part, what was dropped or cut off was not like the rest."
+    return [_card("Response length, sampled and trained", svg, note)] if svg else []
+
+
+def _staleness(groups: Sequence[RunGroup]) -> str:
     note = "By offset from the next step; solid: occupied, pale: reserved."
     buffers = "".join(
-        _card(f"Buffers{_of(run, runs)}", timeline.buffers(run, i), note) for i, run in enumerate(runs)
+        _card(f"Buffers{_of(group, groups)}", timeline.buffers(group.runs[0], i), note)
+        for i, group in enumerate(groups)
     )
     source = "Read off the tensors that were trained on, as the ledger has them."
-    histogram = _card("Staleness of what was trained on", figures.staleness(runs), source)
+    histogram = _card("Staleness of what was trained on", figures.staleness(groups), source)
     return f'<h2>Staleness</h2><div class="grid">{histogram}{buffers}</div>'
 
 
-def _time(runs: Sequence[RunData], numbers: Sequence[Headline]) -> str:
+def _time(groups: Sequence[RunGroup]) -> str:
     note = "Parts run at the same time in an asynchronous run, so they may sum to more than a step."
-    head = "".join(f"<th>{name}</th>" for name in ("run", "trainer waited", "instances idle"))
-    rows = "".join(
-        f"<tr><td>{_named(i, run)}</td>"
-        f"<td>{share(n.trainer_waiting)}</td><td>{share(n.instances_idle)}</td></tr>"
-        for i, (run, n) in enumerate(zip(runs, numbers, strict=True))
+    timing = _card("Timing of a step", bars.timings(groups), note)
+    trainer, instances = bars.trainer_time(groups), bars.instance_time(groups)
+    if trainer is None and instances is None:
+        head = "".join(f"<th>{name}</th>" for name in ("run", "trainer waited", "instances idle"))
+        rows = "".join(
+            f"<tr><td>{_named(i, group)}</td><td>{share(group.shares.trainer_waiting)}</td>"
+            f"<td>{share(group.shares.idle)}</td></tr>"
+            for i, group in enumerate(groups)
+        )
+        table = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+        still = f'<div class="card"><h3>Standing still</h3>{table}</div>'
+        return f'<h2>Time</h2><div class="grid">{timing}{still}</div>'
+    cards = (
+        _card("What the trainer's time went to", trainer, "From when all parts were up to the last step."),
+        _card(
+            "What the instances' time went to",
+            instances,
+            "Between: trajectories were there, and neither decoded nor held up by a command.",
+        ),
     )
-    waiting = f"<h3>Standing still</h3><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-    timing = _card("Timing of a step", figures.timings(runs), note)
-    return f'<h2>Time</h2><div class="grid">{timing}<div class="card">{waiting}</div></div>'
+    return f'<h2>Time</h2><div class="grid">{"".join(cards)}{timing}</div>'
 
 
-def _tokens(runs: Sequence[RunData], numbers: Sequence[Headline]) -> str:
-    names = ("run", "generated", *(fate.replace("_", " ") for fate in TOKEN_FATES), "check")
+def _tokens(groups: Sequence[RunGroup]) -> str:
+    names = ("", "generated", *(fate.replace("_", " ") for fate in TOKEN_FATES), "check")
     head = "".join(f"<th>{name}</th>" for name in names)
     lines = []
-    for i, (run, n) in enumerate(zip(runs, numbers, strict=True)):
-        name, balance = f"<td>{_named(i, run)}</td>", n.tokens
-        if balance is None:
+    for i, group in enumerate(groups):
+        name, balances = f"<td>{_named(i, group)}</td>", [n.tokens for n in group.numbers if n.tokens]
+        if not balances:
             lines.append(f'<tr>{name}<td colspan="{len(TOKEN_FATES) + 2}">not measured</td></tr>')
             continue
-        fates = "".join(f"<td>{balance.fates[fate]:,}</td>" for fate in TOKEN_FATES)
+        generated = sum(balance.generated for balance in balances)
+        fates = "".join(_token_cell(sum(b.fates[fate] for b in balances), generated) for fate in TOKEN_FATES)
+        missing = max((balance.missing for balance in balances), key=abs)
         check = '<span class="ok-text">✓ balanced</span>'
-        if balance.missing:
-            what = "missing" if balance.missing > 0 else "too many"
-            check = f'<span class="bad-text">✗ {abs(balance.missing):,} {what}</span>'
-        lines.append(f"<tr>{name}<td>{balance.generated:,}</td>{fates}<td>{check}</td></tr>")
+        if missing:
+            what = "missing" if missing > 0 else "too many"
+            check = f'<span class="bad-text">✗ {abs(missing):,} {what}</span>'
+        lines.append(f"<tr>{name}<td>{generated:,}</td>{fates}<td>{check}</td></tr>")
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
     note = "Generated = trained + filtered + aborted + discarded + in flight."
-    fates_card = _card("Where the tokens went", figures.token_fates(runs), wide=True)
+    if any(len(group.runs) > 1 for group in groups):
+        note += " Sums over the seeds; the check is of each run."
+    fates_card = _card("Where the tokens went", bars.token_fates(groups), wide=True)
     table_card = f'<div class="card wide scroll">{table}<p class="note">{note}</p></div>'
     return f'<h2>Tokens</h2><div class="grid">{fates_card}{table_card}</div>'
 
 
-def _timelines(runs: Sequence[RunData]) -> str:
+def _token_cell(tokens: int, generated: int) -> str:
+    part = f"<small>{tokens / generated:.1%}</small>" if generated else ""
+    return f"<td>{tokens:,}{part}</td>"
+
+
+def _timelines(groups: Sequence[RunGroup]) -> str:
     note = (
         "Filled: trajectories running; a line across: a pull. "
         "Below: versions of the instances (grey) and of the trainer."
     )
     cards = "".join(
-        _card(f"Instances over time{_of(run, runs)}", timeline.instances(run, i), note, wide=True)
-        for i, run in enumerate(runs)
+        _card(
+            f"Instances over time{_of(group, groups)}",
+            timeline.instances(group.runs[0], i),
+            note
+            if len(group.runs) == 1
+            else f"{note} Of {escape(group.runs[0].name)}, the first of its seeds.",
+            wide=True,
+        )
+        for i, group in enumerate(groups)
     )
     return f'<h2>Instances</h2><div class="grid">{cards}</div>'
 
 
-def _config(runs: Sequence[RunData]) -> str:
+def _config(groups: Sequence[RunGroup]) -> str:
     parts = []
-    differences = config_differences(runs) if len(runs) > 1 else {}
+    runs = [(i, run) for i, group in enumerate(groups) for run in group.runs]
     if len(runs) > 1:
-        head = "".join(f"<th>{_named(i, run)}</th>" for i, run in enumerate(runs))
+        head = "".join(f"<th>{_named(i, group)}</th>" for i, group in enumerate(groups))
         lines = "".join(
-            f"<tr><td><code>{escape(key)}</code></td>{''.join(f'<td>{escape(v)}</td>' for v in values)}</tr>"
-            for key, values in differences.items()
+            f"<tr><td><code>{escape(key)}</code></td>"
+            f"{''.join(f'<td>{escape(group.keys[key])}</td>' for group in groups)}</tr>"
+            for key in groups[0].keys
         )
         table = f"<table><thead><tr><th>key</th>{head}</tr></thead><tbody>{lines}</tbody></table>"
-        body = table if differences else '<div class="empty">the configs are the same</div>'
-        parts.append(f'<div class="card scroll"><h3>Differences</h3>{body}</div>')
-    for i, run in enumerate(runs):
+        body = table if groups[0].keys else '<div class="empty">the configs are the same</div>'
+        parts.append(f'<div class="card scroll"><h3>Differences, seeds aside</h3>{body}</div>')
+    for i, run in runs:
         text = escape(run.config_text) or "no config.yaml"
-        parts.append(f"<details><summary>Config · {_named(i, run)}</summary><pre>{text}</pre></details>")
+        parts.append(
+            f"<details><summary>Config · {_chip(i)}{escape(run.name)}</summary><pre>{text}</pre></details>"
+        )
     return f"<h2>Config</h2>{''.join(parts)}"
 
 
-def _events(runs: Sequence[RunData]) -> str:
+def _events(groups: Sequence[RunGroup]) -> str:
     parts = []
-    for i, run in enumerate(runs):
+    for i, run in ((i, run) for i, group in enumerate(groups) for run in group.runs):
         if not run.events:
             continue
         lines = "".join(
@@ -214,7 +294,7 @@ def _events(runs: Sequence[RunData]) -> str:
             f'<td class="text">{escape(str(event.get("event/text", "")))}</td></tr>'
             for event in run.events[-EVENTS_SHOWN:]
         )
-        title = f"{len(run.events)} event{'' if len(run.events) == 1 else 's'} · {_named(i, run)}"
+        title = f"{len(run.events)} event{'' if len(run.events) == 1 else 's'} · {_chip(i)}{escape(run.name)}"
         parts.append(f"<details><summary>{title}</summary><table>{lines}</table></details>")
     return f"<h2>Events</h2>{''.join(parts)}" if parts else ""
 
@@ -229,14 +309,18 @@ def _chip(index: int) -> str:
     return f'<span class="chip" style="background:var(--run{index % RUN_COLOURS})"></span>'
 
 
-def _named(index: int, run: RunData) -> str:
-    return f"{_chip(index)}{escape(run.name)}"
+def _named(index: int, group: RunGroup) -> str:
+    return f"{_chip(index)}{escape(group.label)}"
 
 
 def _pill(verdict: Verdict) -> str:
-    kind = "none" if verdict.violations is None else "bad" if verdict.violations else "ok"
-    return f'<span class="pill {kind}">{escape(verdict.text)}</span>'
+    clean = None if verdict.violations is None else verdict.violations == 0
+    return f'<span class="pill {_pill_kind(clean)}">{escape(verdict.text)}</span>'
 
 
-def _of(run: RunData, runs: Sequence[RunData]) -> str:
-    return f" · {run.name}" if len(runs) > 1 else ""
+def _pill_kind(clean: bool | None) -> str:
+    return {None: "none", True: "ok", False: "bad"}[clean]
+
+
+def _of(group: RunGroup, groups: Sequence[RunGroup]) -> str:
+    return f" · {group.label}" if len(groups) > 1 else ""

@@ -1,4 +1,4 @@
-"""A run, or several, as one offline HTML file and as a table on the terminal."""
+"""A run, or several, as one offline HTML file, as a table on the terminal, and as JSON."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import io
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -13,13 +14,19 @@ from rich.table import Table
 from rich.text import Text
 
 from staleflow.errors import RunFolderError
-from staleflow.reporting.headline import Headline, bottleneck, headline
+from staleflow.reporting.comparison import TOKENS, Cell, against, as_json, audit_text, compare
+from staleflow.reporting.groups import RunGroup, group_runs
 from staleflow.reporting.load import RunData, load_run
 from staleflow.reporting.page import page
-from staleflow.reporting.words import COLUMNS, best_of, cells
+from staleflow.reporting.words import times
 
-SIDE_BY_SIDE = 4
-"""Up to this many runs are columns of the terminal's table, beyond it rows."""
+SIDE_BY_SIDE = 5
+"""Up to this many groups are columns of the terminal's table, beyond it rows."""
+ROW_FIGURES = (
+    "trained_tokens_per_s", "steps", "wall_s", "staleness_mean", "staleness_max", "staleness_bound",
+    "trainer_waiting_share", "instances_idle_share", "final_accuracy",
+)  # fmt: skip
+"""Columns where groups are rows."""
 
 
 def write_report(run_folders: Sequence[Path], output: Path) -> None:
@@ -39,18 +46,24 @@ def write_report(run_folders: Sequence[Path], output: Path) -> None:
 
 
 def summary_renderable(run_folders: Sequence[Path]) -> RenderableType:
-    """Return the comparison and one line a run on what held it up, for a Rich console.
+    """Return the comparison, and a line for each group on what held it up, for a Rich console.
 
-    A few runs stand side by side as columns, which fits 80 columns; more are rows.
+    A few groups stand side by side as columns, which fits 80 columns; more are rows.
     """
-    runs = _load(run_folders)
-    numbers = [headline(run) for run in runs]
+    groups = group_runs(_load(run_folders))
     lines = []
-    for run, n in zip(runs, numbers, strict=True):
-        lines.append(Text.assemble((f"{run.name}  ", "bold"), bottleneck(n)))
-        if n.tokens is not None and n.tokens.missing:
-            lines.append(Text(f"{run.name}  tokens do not balance: {n.tokens.missing:+,}", "red"))
-    return Group(_side_by_side(runs, numbers) if len(runs) <= SIDE_BY_SIDE else _rows(runs, numbers), *lines)
+    for group in groups:
+        dissent = f" ({group.dissent})" if group.dissent else ""
+        lines.append(Text.assemble((f"{group.label}  ", "bold"), group.verdict.text, dissent))
+        for run, n in zip(group.runs, group.numbers, strict=True):
+            if n.tokens is not None and n.tokens.missing:
+                lines.append(Text(f"{run.name}  tokens do not balance: {n.tokens.missing:+,}", "red"))
+    return Group(_side_by_side(groups) if len(groups) <= SIDE_BY_SIDE else _rows(groups), *lines)
+
+
+def comparison(run_folders: Sequence[Path]) -> dict[str, Any]:
+    """Return the same figures as plain values, ready for JSON. Raises RunFolderError, as write_report."""
+    return as_json(group_runs(_load(run_folders)))
 
 
 def terminal_summary(run_folders: Sequence[Path], *, width: int = 100) -> str:
@@ -68,33 +81,41 @@ def _load(run_folders: Sequence[Path]) -> list[RunData]:
     return [load_run(folder) for folder in run_folders]
 
 
-def _side_by_side(runs: Sequence[RunData], numbers: Sequence[Headline]) -> Table:
+def _side_by_side(groups: Sequence[RunGroup]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 0, 0, 1))
     table.add_column("", no_wrap=True)
-    for run in runs:
-        table.add_column(Text(run.name, "bold"), justify="right", overflow="fold")
-    columns = [_cells(runs, numbers, i) for i in range(len(runs))]
-    for name, *texts in zip((*COLUMNS, "audit"), *columns, strict=True):
-        table.add_row(Text(name, "dim"), *texts)
+    for group in groups:
+        table.add_column(Text(group.label, "bold"), justify="right", overflow="fold")
+    table.add_row(Text("runs", "dim"), *(str(len(group.runs)) for group in groups))
+    for line in compare(groups):
+        if line.figure.brief:
+            title = f"{line.figure.title} tokens" if line.figure.section == TOKENS else line.figure.title
+            table.add_row(Text(title, "dim"), *map(_cell, line.cells))
+        if line.figure.name == "trained_tokens_per_s" and (relative := against(groups)):
+            table.add_row(Text(f"against {relative[0]}", "dim"), *map(times, relative[1]))
+    table.add_row(Text("audit", "dim"), *map(_audit, groups))
     return table
 
 
-def _rows(runs: Sequence[RunData], numbers: Sequence[Headline]) -> Table:
+def _rows(groups: Sequence[RunGroup]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")
-    table.add_column("run", style="bold", overflow="fold")
-    for name in COLUMNS:
-        table.add_column(name, justify="left" if name == "policy" else "right")
+    table.add_column("", style="bold", overflow="fold")
+    lines = [line for line in compare(groups) if line.figure.name in ROW_FIGURES]
+    for line in lines:
+        table.add_column(line.figure.title, justify="right")
     table.add_column("audit")
-    for i, run in enumerate(runs):
-        table.add_row(Text(run.name), *_cells(runs, numbers, i))
+    for place, group in enumerate(groups):
+        table.add_row(Text(group.label), *(_cell(line.cells[place]) for line in lines), _audit(group))
     return table
 
 
-def _cells(runs: Sequence[RunData], numbers: Sequence[Headline], place: int) -> list[Text]:
-    """Return the texts of one run, the best of a column in bold, the audit's verdict last."""
-    best = best_of(numbers)
-    values = zip(COLUMNS, cells(numbers[place]), strict=True)
-    texts = [Text(value, "bold green" if best.get(name) == place else "") for name, value in values]
-    verdict = runs[place].verdict
-    style = "dim" if verdict.violations is None else "red" if verdict.violations else "green"
-    return [*texts, Text(verdict.text, style)]
+def _cell(cell: Cell) -> Text:
+    """The median, bold where it is the best of its line, and what lies between the seeds below it."""
+    return Text.assemble(
+        (cell.text, "bold green" if cell.best else ""), (f"\n{cell.span}" if cell.span else "", "dim")
+    )
+
+
+def _audit(group: RunGroup) -> Text:
+    text, clean = audit_text(group)
+    return Text(text, {None: "dim", True: "green", False: "red"}[clean])

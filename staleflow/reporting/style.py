@@ -43,6 +43,9 @@ th{{text-align:right;font-weight:500;color:var(--muted);font-size:12.5px;padding
 vertical-align:bottom}}
 td{{text-align:right;padding:7px 10px;border-top:1px solid var(--line);white-space:nowrap}}
 th:first-child,td:first-child{{text-align:left}} td.text{{text-align:left;white-space:normal}}
+td small{{display:block;color:var(--muted);font-size:12px;font-weight:400}}
+tr.section td{{color:var(--muted);font-size:12.5px;font-weight:600;padding-top:14px;border-top:0}}
+table.figures td{{padding:4px 10px}} table.figures{{width:auto;min-width:60%}}
 tr.best td.best,td.best{{font-weight:700}}
 .chip{{display:inline-block;width:11px;height:11px;border-radius:3px;margin-right:8px;vertical-align:-1px}}
 .legend{{position:sticky;top:0;z-index:2;background:var(--bg);padding:9px 0;display:flex;flex-wrap:wrap;
@@ -57,7 +60,7 @@ svg{{display:block;width:100%;height:auto;font-family:inherit}}
 pre{{overflow:auto;font:12.5px/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;margin:10px 0 0}}
 code{{font:13px ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}}
 details{{margin-top:10px}} summary{{cursor:pointer;font-weight:600}}
-.verdicts{{margin:0;padding:0;list-style:none}} .verdicts li{{padding:3px 0}}
+.verdicts{{margin:0;padding:0;list-style:none}} .verdicts li{{padding:5px 0}}
 @media (max-width:820px){{.grid{{grid-template-columns:minmax(0,1fr)}}}}
 @media print{{body{{background:#fff;font-size:11.5px}} main{{max-width:none;padding:0}}
 .legend{{position:static}}

@@ -18,6 +18,10 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
+HALF = (5.0, 2.5)
+"""Inches of a figure that takes half the page's width."""
+FULL_WIDTH = 10.2
+"""Inches of a figure that takes all of it."""
 RUN_COLOURS = 8
 """Runs beyond the eighth share colours with the first ones."""
 

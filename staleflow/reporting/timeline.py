@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from staleflow.reporting.headline import idle_share, instance_names
 from staleflow.reporting.load import RunData, Values, series
+from staleflow.reporting.shares import idle_share, instance_names
 from staleflow.reporting.svg import colour, new_figure, run_colour, to_svg
 
 MAX_TRACKS = 24

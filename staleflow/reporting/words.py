@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from staleflow.reporting.headline import ABSENT, Headline
 
 COLUMNS = (
@@ -23,22 +21,9 @@ def cells(n: Headline) -> list[str]:
         ABSENT if n.staleness_mean is None else f"{n.staleness_mean:.2f}",
         ABSENT if n.staleness_max is None else str(n.staleness_max),
         accuracy_text(n),
-        share(n.trainer_waiting),
-        share(n.instances_idle),
+        share(n.shares.trainer_waiting),
+        share(n.shares.idle),
     ]
-
-
-def best_of(numbers: Sequence[Headline]) -> dict[str, int]:
-    """Return, for the columns in which more is better, the place of the best run; ties have none."""
-    best = {}
-    for column, values in (
-        ("trained tok/s", [n.tokens_per_s for n in numbers]),
-        ("sampled accuracy", [n.last_accuracy for n in numbers]),
-    ):
-        known = sorted((v for v in values if v is not None), reverse=True)
-        if len(known) > 1 and known[0] > known[1]:
-            best[column] = values.index(known[0])
-    return best
 
 
 def accuracy_text(n: Headline) -> str:
@@ -66,6 +51,11 @@ def whole(value: float | None) -> str:
     if value is None:
         return ABSENT
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}"
+
+
+def times(value: float | None) -> str:
+    """Return `1.91×`."""
+    return ABSENT if value is None else f"{value:.2f}×"  # noqa: RUF001
 
 
 def share(value: float | None) -> str:

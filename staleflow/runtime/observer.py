@@ -14,7 +14,7 @@ from dataclasses import replace
 from staleflow.coordination.commands import Command
 from staleflow.coordination.control import Control
 from staleflow.coordination.reports import InstanceReport
-from staleflow.data.trajectory import Reward, TrainBatch, Trajectory
+from staleflow.data.trajectory import FinishReason, Reward, TrainBatch, Trajectory
 from staleflow.protocol.lifecycle import TrajectoryState
 from staleflow.runtime.backend import Evaluated, StepTrained
 from staleflow.runtime.clock import Clock
@@ -42,6 +42,7 @@ class Observer:
         self._rows: list[Row] = []
         self._lock = threading.Lock()
         self._down: dict[str, str] = {}
+        self._cut: set[str] = set()
         self._sampled = self._drawn = self.began
         self._trainer_busy = False
         self._waited_s = 0.0
@@ -108,9 +109,36 @@ class Observer:
         self._metrics.scored(rewards)
 
     def discarded(self, reason: str, trajectories: Sequence[Trajectory]) -> None:
-        """Payload was dropped."""
-        if reason in ("filtered", "failed"):
+        """Payload was dropped: that of one group, or of redundant members, or all there is at the end."""
+        if reason in ("filtered", "failed", "expired"):
             self._metrics.released(reason)
+        elif reason == "aborted":
+            self._metrics.surplus(len(trajectories))
+        if reason != "discarded":
+            for trajectory in trajectories:
+                if trajectory.finish_reason is None:  # the others were counted when they finished
+                    self._metrics.sampled(trajectory, cut=True)
+
+    def sampled(self, trajectory: Trajectory) -> None:
+        """A trajectory is complete, or given up."""
+        cut = trajectory.finish_reason is FinishReason.FAILED or trajectory.trajectory_id in self._cut
+        self._cut.discard(trajectory.trajectory_id)
+        self._metrics.sampled(trajectory, cut=cut)
+
+    def resampled(self, dropped: Trajectory, reason: str) -> None:
+        """A straggler was dropped, to be sampled anew."""
+        self._metrics.straggler("retried")
+        self._metrics.sampled(dropped, cut=True)
+        self.event("straggler", f"trajectory {dropped.trajectory_id} is sampled anew: {reason}")
+
+    def truncated(self, trajectory: Trajectory, reason: str) -> None:
+        """A straggler was cut off where it was."""
+        self._metrics.straggler("truncated")
+        self._cut.add(trajectory.trajectory_id)
+        self.event(
+            "straggler",
+            f"trajectory {trajectory.trajectory_id} is cut at {trajectory.response_len} tokens: {reason}",
+        )
 
     def instance_up(self, instance: str) -> None:
         """An instance joined."""
