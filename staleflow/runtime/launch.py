@@ -35,6 +35,8 @@ from staleflow.telemetry.wandb import open_wandb
 
 LOOK_EVERY_S = 0.25
 """The console is redrawn four times a second."""
+TRACE_AT_END_BYTES = 256 * 2**20
+"""A journal of this size takes about half a minute; a command that is over should not take longer to end."""
 ALL_FILTERED = (
     "the run ended early: {} batches of groups in a row taught nothing, because the members of each had "
     "the same reward or none at all; see data.max_filtered_batches and training.dynamic_sampling"
@@ -247,7 +249,13 @@ def _write_trace(journal: Path, target: Path) -> None:
     from staleflow.reporting.trace import write_trace
 
     try:
-        if journal.is_file():
-            write_trace(journal, target)
+        if not journal.is_file():
+            return  # it ended before its loop began
+        if journal.stat().st_size > TRACE_AT_END_BYTES:
+            print(
+                f"the journal is large, so trace.json was not made: `staleflow trace {target.parent}` does it"
+            )
+            return
+        write_trace(journal, target)
     except Exception as error:
         print(f"the trace could not be written: {error}", file=sys.stderr)

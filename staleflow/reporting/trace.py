@@ -1,0 +1,286 @@
+"""The journal as `trace.json`, for Perfetto (ui.perfetto.dev) and chrome://tracing.
+
+Invariants: written as it is read, so memory is that of what is alive at one moment; every opened slice is
+closed, also where the journal breaks off; slices of one track do not overlap and begin in order.
+
+Tracks: a process for the coordinator (instants: pulls ordered, migrations, releases, batches, instances that
+come and go), one for the trainer (waiting, update and push; checkpoints; evaluations), and one per instance
+(counters of trajectories and KV tokens, slices for pulls, instants for Interrupt and Abort, and an async
+slice for the stay of each trajectory). A later attempt follows the one before after a second.
+
+Format: Trace Event Format, JSON object form; `ts` and `dur` in microseconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, TextIO
+
+from staleflow.errors import RunFolderError
+from staleflow.reporting.story import journal_of
+from staleflow.storage.journal import Line, read_journal
+
+COORDINATOR, TRAINER, FIRST_INSTANCE = 1, 2, 3
+"""Process numbers."""
+STEPS, CHECKPOINTS, EVALUATIONS = 1, 2, 3
+"""Tracks of the trainer."""
+COMMANDS, PULLS = 1, 2
+"""Tracks of an instance; its trajectories have tracks of their own."""
+BETWEEN_ATTEMPTS_S = 1.0
+
+
+def trace_run(run: Path, output: Path) -> int:
+    """The same for a run folder. Raises RunFolderError when it has no journal."""
+    return _write(journal_of(run), output)
+
+
+def write_trace(journal: Path, output: Path) -> int:
+    """Write the trace of a journal file, whole or not at all; returns the number of events.
+
+    Raises RunFolderError when the journal cannot be read or the output not be written.
+    """
+    return _write(read_journal(journal), output)
+
+
+def _write(lines: Iterable[Line], output: Path) -> int:
+    if output.is_file() and output.suffix != ".json":
+        raise RunFolderError(f"{output} exists and is no JSON file, so it is not overwritten")
+    aside = output.with_name(f".{output.name}.part")
+    try:
+        with aside.open("w", encoding="utf-8") as file:
+            trace = _Trace(file)
+            trace.take(lines)
+        os.replace(aside, output)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        raise RunFolderError(
+            f"cannot write the trace {output}: {error.strerror}; choose another file"
+        ) from error
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+    return trace.events
+
+
+class _Trace:
+    """Writes events while lines come in."""
+
+    def __init__(self, file: TextIO) -> None:
+        self.events = 0
+        self._file = file
+        self._zero = 0.0
+        self._now = 0.0
+        self._pids: dict[str, int] = {}
+        self._free_until: dict[tuple[int, int], int] = {}
+        """By track: where its last slice ended, in microseconds."""
+        self._stays: dict[str, tuple[str, int]] = {}
+        """By trajectory on an instance: instance, and number of the stay."""
+        self._stay = 0
+        self._takers: dict[str, Callable[[float, Any], None]] = {
+            name.removeprefix("_on_"): getattr(self, name) for name in dir(self) if name.startswith("_on_")
+        }
+
+    def take(self, lines: Iterable[Line]) -> None:
+        """Write the whole file."""
+        self._file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
+        self._process(COORDINATOR, "coordinator", {})
+        self._process(
+            TRAINER, "trainer", {STEPS: "steps", CHECKPOINTS: "checkpoints", EVALUATIONS: "evaluations"}
+        )
+        for line in lines:
+            if line["k"] != "begin":
+                self._now = self._zero + line["t"]
+            take = self._takers.get(line["k"])
+            if take is not None:
+                take(self._now, line)
+        self._close_all()
+        self._file.write("\n]}\n")
+
+    # ------------------------------------------------------------------ attempts and instances
+
+    def _on_begin(self, t: float, line: Line) -> None:
+        self._close_all()
+        if self.events > 0 and self._now > 0:
+            self._zero = self._now + BETWEEN_ATTEMPTS_S
+        self._now = self._zero
+        self._instant(self._now, COORDINATOR, f"attempt {line['a']} begins with step {line['step']}", {})
+
+    def _on_join(self, t: float, line: Line) -> None:
+        instance = line["i"]
+        if instance not in self._pids:
+            self._pids[instance] = FIRST_INSTANCE + len(self._pids)
+            self._process(
+                self._pids[instance], f"instance {instance}", {COMMANDS: "commands", PULLS: "pulls"}
+            )
+        self._instant(t, COORDINATOR, f"{instance} joins", {"version": line["v"], "incarnation": line["n"]})
+
+    def _on_lost(self, t: float, line: Line) -> None:
+        instance = line["i"]
+        self._instant(t, COORDINATOR, f"{instance} is lost", _reason(line))
+        self._counters(t, instance, 0, 0, 0)
+        for trajectory_id in [i for i, (where, _) in self._stays.items() if where == instance]:
+            self._end_stay(t, trajectory_id, {"left": "lost"})
+
+    def _on_load(self, t: float, line: Line) -> None:
+        self._counters(t, line["i"], line["r"], line["w"], line["kv"])
+
+    def _on_report(self, t: float, line: Line) -> None:
+        if "s" in line:
+            pid = self._pids[line["i"]]
+            self._slice(pid, PULLS, f"pull of version {line['v']}", t - line["s"], t, {"version": line["v"]})
+
+    def _counters(self, t: float, instance: str, running: int, waiting: int, kv: int) -> None:
+        pid = self._pids[instance]
+        counts = {"running": running, "waiting": waiting}
+        self._event({"ph": "C", "name": "trajectories", "ts": _us(t), "pid": pid, "tid": 0, "args": counts})
+        self._event({"ph": "C", "name": "kv", "ts": _us(t), "pid": pid, "tid": 0, "args": {"tokens": kv}})
+
+    # ------------------------------------------------------------------ trajectories and commands
+
+    def _on_route(self, t: float, line: Line) -> None:
+        trajectory_id, instance = line["id"], line["i"]
+        self._end_stay(t, trajectory_id, {})
+        self._stay += 1
+        self._stays[trajectory_id] = (instance, self._stay)
+        args = {"tokens": line["l"], **_reason(line)}
+        if "ad" in line:
+            args[line["ad"]] = f"V = {line['av']}"
+        self._async("b", t, trajectory_id, args)
+
+    def _on_interrupt(self, t: float, line: Line) -> None:
+        args = {"trajectory": line["id"], "tokens": line["l"], **_reason(line)}
+        self._instant(t, self._pids[line["i"]], "Interrupt", args, COMMANDS)
+        if line.get("why", "").startswith("migration"):
+            self._instant(t, COORDINATOR, "migration", {"instance": line["i"], **args})
+
+    def _on_abort(self, t: float, line: Line) -> None:
+        args = {"trajectory": line["id"], "tokens": line["l"], **_reason(line)}
+        self._instant(t, self._pids[line["i"]], "Abort", args, COMMANDS)
+        self._end_stay(t, line["id"], {"left": "aborted"})
+
+    def _on_pull(self, t: float, line: Line) -> None:
+        self._instant(t, COORDINATOR, f"Pull to {line['i']}", {"version": line["v"], **_reason(line)})
+
+    def _on_reject(self, t: float, line: Line) -> None:
+        what = {"trajectory": line["id"]} if "id" in line else {}
+        self._instant(t, self._pids[line["i"]], "refused", {**what, **_reason(line)}, COMMANDS)
+        if "id" in line:
+            self._end_stay(t, line["id"], {"left": "refused"})
+
+    def _on_back(self, t: float, line: Line) -> None:
+        self._end_stay(t, line["id"], {"left": "interrupted", "tokens": line["l"]})
+
+    def _on_done(self, t: float, line: Line) -> None:
+        self._end_stay(t, line["id"], {"left": line.get("end", ""), "tokens": line["l"]})
+
+    def _on_release(self, t: float, line: Line) -> None:
+        for trajectory_id in line["ids"]:
+            self._end_stay(t, trajectory_id, {"left": "released"})
+        args = {"trajectories": len(line["ids"]), **_reason(line)}
+        self._instant(t, COORDINATOR, f"released: {line.get('why', '')}", args)
+
+    def _on_gave_up(self, t: float, line: Line) -> None:
+        self._end_stay(t, line["id"], {"left": "given up"})
+        self._instant(t, COORDINATOR, "given up", {"trajectory": line["id"], **_reason(line)})
+
+    def _on_resample(self, t: float, line: Line) -> None:
+        self._end_stay(t, line["id"], {"left": "sampled anew"})
+        args = {"trajectory": line["id"], "to": line["to"], **_reason(line)}
+        self._instant(t, COORDINATOR, "sampled anew", args)
+
+    def _on_cut(self, t: float, line: Line) -> None:
+        self._end_stay(t, line["id"], {"left": "cut off"})
+        self._instant(t, COORDINATOR, "cut off", {"trajectory": line["id"], **_reason(line)})
+
+    def _end_stay(self, t: float, trajectory_id: str, args: dict[str, Any]) -> None:
+        if trajectory_id in self._stays:
+            self._async("e", t, trajectory_id, args)
+            del self._stays[trajectory_id]
+
+    def _async(self, phase: str, t: float, trajectory_id: str, args: dict[str, Any]) -> None:
+        instance, number = self._stays[trajectory_id]
+        self._event(
+            {
+                "ph": phase,
+                "cat": "trajectory",
+                "name": trajectory_id,
+                "id": f"{number:x}",
+                "ts": _us(t),
+                "pid": self._pids[instance],
+                "tid": 0,
+                "args": args,
+            }
+        )
+
+    # ------------------------------------------------------------------ training
+
+    def _on_batch(self, t: float, line: Line) -> None:
+        step = {"step": line["step"]}
+        self._slice(TRAINER, STEPS, f"wait for batch {line['step']}", t - line["s"], t, step)
+        self._instant(t, COORDINATOR, f"batch of step {line['step']}", step)
+
+    def _on_trained(self, t: float, line: Line) -> None:
+        step, pushing = {"step": line["step"]}, t - line["p"]
+        self._slice(TRAINER, STEPS, f"update {line['step']}", pushing - line["u"], pushing, step)
+        self._slice(TRAINER, STEPS, f"push {line['step'] + 1}", pushing, t, {"version": line["step"] + 1})
+
+    def _on_save(self, t: float, line: Line) -> None:
+        self._slice(TRAINER, CHECKPOINTS, f"checkpoint {line['v']}", t - line["s"], t, {"version": line["v"]})
+
+    def _on_eval(self, t: float, line: Line) -> None:
+        self._slice(TRAINER, EVALUATIONS, f"evaluate {line['v']}", t - line["s"], t, {"version": line["v"]})
+
+    def _on_finish(self, t: float, line: Line) -> None:
+        self._instant(t, COORDINATOR, f"finished: {line.get('why', '')}", {})
+
+    # ------------------------------------------------------------------ events
+
+    def _close_all(self) -> None:
+        for trajectory_id in list(self._stays):
+            self._end_stay(self._now, trajectory_id, {"left": "the end"})
+
+    def _process(self, pid: int, name: str, tracks: dict[int, str]) -> None:
+        meta = {"ph": "M", "ts": 0, "pid": pid}
+        self._event({**meta, "tid": 0, "name": "process_name", "args": {"name": name}})
+        self._event({**meta, "tid": 0, "name": "process_sort_index", "args": {"sort_index": pid}})
+        for track, title in tracks.items():
+            self._event({**meta, "tid": track, "name": "thread_name", "args": {"name": title}})
+
+    def _instant(self, t: float, pid: int, name: str, args: dict[str, Any], track: int = 0) -> None:
+        self._event({"ph": "i", "s": "t", "name": name, "ts": _us(t), "pid": pid, "tid": track, "args": args})
+
+    def _slice(self, pid: int, track: int, name: str, start: float, end: float, args: dict[str, Any]) -> None:
+        """A slice that ended at `end`; it begins no earlier than the one before on the track ended.
+
+        Durations are measured where things happen, ends where the loop learned of them.
+        """
+        began = max(_us(start), self._free_until.get((pid, track), 0), 0)
+        ended = max(_us(end), began)
+        self._free_until[pid, track] = ended
+        self._event(
+            {
+                "ph": "X",
+                "name": name,
+                "ts": began,
+                "dur": ended - began,
+                "pid": pid,
+                "tid": track,
+                "args": args,
+            }
+        )
+
+    def _event(self, event: dict[str, Any]) -> None:
+        self._file.write(",\n" if self.events else "")
+        self._file.write(json.dumps(event, separators=(",", ":")))
+        self.events += 1
+
+
+def _us(seconds: float) -> int:
+    return round(seconds * 1e6)
+
+
+def _reason(line: Line) -> dict[str, Any]:
+    return {"reason": line["why"]} if "why" in line else {}
