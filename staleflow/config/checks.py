@@ -132,10 +132,22 @@ def _coordination(config: Config) -> Iterator[Problem]:
                 )
 
 
-def _not_yet(config: Config) -> Iterator[Problem]:
-    for key, value in (("groups", config.redundancy.groups), ("members", config.redundancy.members)):
-        if value > 0:
-            yield f"redundancy.{key}", "redundancy is not part of this version yet: leave it at 0"
+def _redundancy(config: Config) -> Iterator[Problem]:
+    coordination = config.coordination
+    if config.redundancy.groups == 0:
+        return
+    if coordination.policy != "staleflow":
+        yield (
+            "redundancy.groups",
+            f"policy {coordination.policy} starts no groups beyond its batches, so there are no spare ones: "
+            "leave it at 0, or set coordination.policy to staleflow (redundancy.members goes with any)",
+        )
+    elif coordination.routing.strategy == "naive":
+        yield (
+            "redundancy.groups",
+            "naive routing takes no spare groups: leave it at 0, or set coordination.routing.strategy to "
+            "waterfall",
+        )
 
 
 _CHECKS: tuple[Callable[[Config], Iterator[Problem]], ...] = (
@@ -145,5 +157,5 @@ _CHECKS: tuple[Callable[[Config], Iterator[Problem]], ...] = (
     _data,
     _cluster,
     _coordination,
-    _not_yet,
+    _redundancy,
 )

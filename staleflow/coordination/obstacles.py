@@ -8,9 +8,9 @@ placeable from c on, that is the case iff
 - for each k: #{reserved, deadline <= c + k} <= k * B, or at least B occupied ones have such deadlines.
 
 (With fewer than B occupied up to k, all those are taken, and the reserved ones remain for k buffers. With at
-least B, a whole batch leaves for the one buffer that goes.) So as long as the batch cannot be consumed, one of
-the reserved entries up to the first k that fails, or any if only the first condition does, has to be finished
-or to go. Spare entries are not counted and never an obstacle.
+least B, a whole batch leaves for the one buffer that goes.) So as long as the batch cannot be consumed, one
+of the reserved entries up to the first k that fails, or any if only the first condition does, has to be
+finished or to go. Spare entries are not counted and never an obstacle.
 """
 
 from __future__ import annotations

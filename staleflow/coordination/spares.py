@@ -16,7 +16,7 @@ from staleflow.protocol.buffer import StalenessBuffer
 
 
 class Left(NamedTuple):
-    """What a group still has to generate: of as many unfinished members, more where those have fewer tokens."""
+    """What a group still has to generate: the more unfinished members, then the fewer tokens, the more."""
 
     unfinished: int
     """Members that are not generated yet."""

@@ -29,9 +29,11 @@ from staleflow.coordination.effects import (
     Effect,
     Finish,
     GiveUp,
+    Resample,
     Score,
     Send,
     Train,
+    Truncate,
 )
 from staleflow.coordination.events import (
     Ended,
@@ -338,6 +340,12 @@ class RunLoop:
                     self._server.give_up(trajectory_id)
                     self._journal.gave_up(trajectory_id, reason)
                     self._observer.event("gave_up", f"trajectory {trajectory_id} is masked: {reason}")
+                case Resample(trajectory_id=trajectory_id, new_id=new_id, reason=reason):
+                    self._observer.resampled(self._server.resample(trajectory_id, new_id), reason)
+                    self._journal.resampled(trajectory_id, new_id, reason)
+                case Truncate(trajectory_id=trajectory_id, reason=reason):
+                    self._observer.truncated(self._server.truncate(trajectory_id), reason)
+                    self._journal.truncated(trajectory_id, reason)
                 case Train():
                     self._train(effect)
                 case Finish(reason=reason):
@@ -358,7 +366,9 @@ class RunLoop:
             return
         self._external.pop(trajectory_id, None)
         if trajectory.finish_reason is FinishReason.FAILED:
+            self._observer.sampled(trajectory)
             self._server.set_reward(trajectory_id, FAILED)
+            self._journal.scored(trajectory_id, FAILED.raw, FAILED.status)
             self._rewarded(trajectory_id, FAILED.raw, FAILED.usable)
             return
         trajectory = self._server.answer(trajectory_id, answer)
@@ -368,6 +378,7 @@ class RunLoop:
             return
         if waited:
             self._tell(Ended(trajectory_id=trajectory_id))
+        self._observer.sampled(trajectory)
         self._to_score.append(trajectory_id)
 
     def _ask_environments(self) -> None:

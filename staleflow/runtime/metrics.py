@@ -12,23 +12,36 @@ from collections.abc import Iterable, Mapping
 from staleflow.coordination.commands import Command
 from staleflow.coordination.control import Control
 from staleflow.coordination.reports import InstanceReport
-from staleflow.data.trajectory import FinishReason, Reward, TrainBatch
+from staleflow.data.trajectory import FinishReason, Reward, TrainBatch, Trajectory
 from staleflow.runtime.command_costs import CommandCosts
+from staleflow.runtime.length_counts import LengthCounts
 from staleflow.training.trainer import TrainResult
 
 Values = dict[str, float | int | str]
+
+COUNTED = (
+    "filtered_groups",
+    "failed_groups",
+    "expired_groups",
+    "surplus_members",
+    "straggler_retried",
+    "straggler_truncated",
+)
+"""Counts of the section `rollout` in a train row."""
 
 
 class StepMetrics:
     """Collects; `row` sums up and starts anew."""
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, now: float, longest_response: int) -> None:
+        """Seconds on the run's clock; tokens."""
         self._since = now
         self._counts: Counter[str] = Counter()
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._generated = 0
         self._wasted = 0
         self._batches: dict[int, Values] = {}
+        self._lengths = LengthCounts(longest_response)
         self._costs = CommandCosts()
         self._costs_before = self._costs.totals()
 
@@ -49,8 +62,8 @@ class StepMetrics:
         return self._costs.preemptions.get(instance, 0)
 
     def totals(self) -> dict[str, float]:
-        """What commands and instances cost in this attempt."""
-        return self._costs.totals()
+        """What commands and instances cost in this attempt, and how long its trajectories were."""
+        return self._costs.totals() | self._lengths.totals()
 
     def scored(self, rewards: Iterable[Reward]) -> None:
         """Verifier answers came in."""
@@ -65,12 +78,25 @@ class StepMetrics:
         """A group was released."""
         self._counts[f"rollout/{reason}_groups"] += 1
 
+    def surplus(self, members: int) -> None:
+        """So many redundant members were aborted."""
+        self._counts["rollout/surplus_members"] += members
+
+    def straggler(self, action: str) -> None:
+        """A straggler was `retried` or `truncated`."""
+        self._counts[f"rollout/straggler_{action}"] += 1
+
+    def sampled(self, trajectory: Trajectory, *, cut: bool = False) -> None:
+        """A trajectory's generation ended; `cut`: it had not finished by itself."""
+        self._lengths.sampled(trajectory, cut=cut)
+
     def start(self, now: float) -> None:
         """All parts are up: the time before belongs to no step."""
         self._since = now
 
     def batch(self, batch: TrainBatch, waited_s: float) -> None:
         """A batch was handed to the trainer, which had waited for it."""
+        self._lengths.trained(batch)
         members = [s for group in batch.groups for s in group]
         rewards = [s.reward.raw for s in members if s.reward.usable]
         lengths = [s.trajectory.response_len for s in members]
@@ -111,7 +137,8 @@ class StepMetrics:
         self._costs_before = costs
         if control.costs.error is not None:
             values["coord/cost_model_error"] = control.costs.error
-        values |= {f"rollout/{r}_groups": self._counts[f"rollout/{r}_groups"] for r in ("filtered", "failed")}
+        values |= {f"rollout/{name}": self._counts[f"rollout/{name}"] for name in COUNTED}
+        values |= self._lengths.take()
         values |= {f"reward/{k}_count": self._counts[f"reward/{k}_count"] for k in ("timeout", "error")}
         values["timing_s/reward"] = self._seconds["timing_s/reward"]
         values |= {f"timing_s/{name}": value for name, value in timing.items()}

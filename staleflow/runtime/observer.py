@@ -33,11 +33,14 @@ STATUS_EVERY_S = 0.25
 class Observer:
     """Rows and status of one attempt."""
 
-    def __init__(self, *, run_name: str, policy: str, bound: int, steps: int, clock: Clock) -> None:
+    def __init__(
+        self, *, run_name: str, policy: str, bound: int, steps: int, longest_response: int, clock: Clock
+    ) -> None:
+        """`longest_response` is in tokens."""
         self._clock = clock
         self.began = clock.now()
         """Where `run/seconds` counts from."""
-        self._metrics = StepMetrics(self.began)
+        self._metrics = StepMetrics(self.began, longest_response)
         self._rates = InstanceRates()
         self._rows: list[Row] = []
         self._lock = threading.Lock()

@@ -81,7 +81,7 @@ def waiting_for(control: Control) -> str:
     if not control.batches.trainer_idle or control.finished is not None:
         return ""
     population, batch = control.population, control.buffer.batch_size
-    occupied = sum(group.occupied for group in population.groups())
+    occupied = sum(done for _, done in control.buffer.by_deadline())
     missing = max(0, batch - occupied)
     if not control.fleet.names():
         return "no rollout instance is up"

@@ -86,6 +86,7 @@ def make_observer(config: Config, paths: RunPaths, clock: Clock) -> Observer:
         policy=config.coordination.policy,
         bound=kept_bound(config),
         steps=config.run.steps,
+        longest_response=config.rollout.max_new_tokens,
         clock=clock,
     )
 

@@ -154,9 +154,11 @@ class TrajectoryServer:
         """Mark a trajectory as failed."""
         self._trajectories[trajectory_id] = self._trajectories[trajectory_id].finished(FinishReason.FAILED)
 
-    def truncate(self, trajectory_id: str) -> None:
+    def truncate(self, trajectory_id: str) -> Trajectory:
         """A trajectory is complete as it is, as if its token budget were used up."""
-        self._trajectories[trajectory_id] = self._trajectories[trajectory_id].finished(FinishReason.LENGTH)
+        cut = self._trajectories[trajectory_id].finished(FinishReason.LENGTH)
+        self._trajectories[trajectory_id] = cut
+        return cut
 
     def resample(self, trajectory_id: str, new_id: str) -> Trajectory:
         """Drop an aborted trajectory for another of the same prompt; returns its payload as it was."""

@@ -34,6 +34,8 @@ given     id l: its environment added tokens
 score     id, raw, st status, s
 gave_up   id why
 release   ids [id, ...] why
+resample  id why, to id of the trajectory that takes its place in the group and starts anew
+cut       id why: complete as it is, though it would have gone on
 ledger    q number of the record
 batch     step, s waited for by the trainer
 trained   step, u seconds of the update, p seconds of the push
@@ -234,6 +236,14 @@ class JournalWriter:
         if trajectory_ids:
             ids = ",".join(map(quoted, trajectory_ids))
             self._line(f'"k":"release","ids":[{ids}]{_why(reason)}')
+
+    def resampled(self, trajectory_id: str, new_id: str, reason: str) -> None:
+        """A straggler was dropped for another trajectory of its prompt."""
+        self._line(f'"k":"resample","id":{quoted(trajectory_id)},"to":{quoted(new_id)}{_why(reason)}')
+
+    def truncated(self, trajectory_id: str, reason: str) -> None:
+        """A straggler was cut off where it was."""
+        self._line(f'"k":"cut","id":{quoted(trajectory_id)}{_why(reason)}')
 
     def ledger(self, seq: int) -> None:
         """The ledger's record of this number was appended."""

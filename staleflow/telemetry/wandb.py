@@ -30,7 +30,18 @@ AXES: Mapping[RowKind, str] = {
 METRICS: Mapping[str, str] = {
     **{
         f"{section}/*": "train/step"
-        for section in ("train", "staleness", "buffer", "rollout", "reward", "coord", "timing_s", "tokens")
+        for section in (
+            "train",
+            "staleness",
+            "buffer",
+            "rollout",
+            "lengths",
+            "prompt_lengths",
+            "reward",
+            "coord",
+            "timing_s",
+            "tokens",
+        )
     },
     "eval/*": "eval/weight_version",
     "instance/*": "run/seconds",

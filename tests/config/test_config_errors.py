@@ -142,8 +142,16 @@ def test_all_problems_are_listed_a_line_each() -> None:
         ),
         (["evaluation.max_new_tokens=8192"], "evaluation.max_new_tokens", "more than an instance holds"),
         (["rollout.lost_after_s=0.5"], "rollout.progress_interval_s", "would count as lost"),
-        (["redundancy.groups=1"], "redundancy.groups", "not part of this version yet"),
-        (["redundancy.members=1"], "redundancy.members", "not part of this version yet"),
+        (
+            ["redundancy.groups=1", "coordination.policy=strict_queue"],
+            "redundancy.groups",
+            "policy strict_queue starts no groups beyond its batches",
+        ),
+        (
+            ["redundancy.groups=1", "coordination.routing.strategy=naive"],
+            "redundancy.groups",
+            "naive routing takes no spare groups",
+        ),
     ],
 )
 def test_an_impossible_combination_is_refused_with_its_reason(
