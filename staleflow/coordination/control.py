@@ -116,9 +116,10 @@ class Control:
 
     def handle(self, event: Event) -> list[Effect]:
         """Take a fact in. Raises ProtocolError when it contradicts what is known."""
+        if isinstance(event, Reported):  # most events are; none of them lets training go on by itself
+            self._on_report(event.report)
+            return self._outbox.take()
         match event:
-            case Reported(report=report):
-                self._on_report(report)
             case Rewarded():
                 self._on_rewarded(event)
             case GroupsDrawn(groups=groups):
@@ -276,11 +277,7 @@ class Control:
             return
         self.costs.observe(report)
         acknowledged = self.fleet.report(report)
-        for trajectory_id, length in report.lengths:
-            member = self._resident(trajectory_id, report.instance)
-            if member is not None:
-                member.length = length
-                self._running.touch(trajectory_id, self._now)
+        self._running.touch_all(self.population.grow(report.instance, report.lengths), self._now)
         for finished in report.finished:
             self._on_finished(finished, report.instance)
         for interrupted in report.interrupted:

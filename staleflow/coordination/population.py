@@ -7,7 +7,7 @@ are forgotten.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from staleflow.coordination.events import DrawnGroup
 from staleflow.coordination.pending import PendingTrajectories, PendingTrajectory
@@ -143,6 +143,16 @@ class Population:
         self.pending.remove(member.trajectory_id)
         member.instance = instance
         member.route_seq = seq
+
+    def grow(self, instance: str, lengths: Iterable[tuple[str, int]]) -> list[str]:
+        """Note the lengths of trajectories on an instance; returns those that are there still."""
+        members, there = self._members, []
+        for trajectory_id, length in lengths:
+            member = members.get(trajectory_id)
+            if member is not None and member.instance == instance:
+                member.length = length
+                there.append(trajectory_id)
+        return there
 
     def to_pending(self, member: Member, length: int) -> None:
         """Back to the trajectory server, with the tokens it has."""

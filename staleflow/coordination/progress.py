@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
+from collections.abc import Iterable
 
 
 class ProgressWatch:
@@ -17,6 +18,13 @@ class ProgressWatch:
         """`key` made progress at `now` (never earlier than the last call's)."""
         self._last[key] = now
         self._last.move_to_end(key)
+
+    def touch_all(self, keys: Iterable[str], now: float) -> None:
+        """All of these made progress."""
+        last, to_end = self._last, self._last.move_to_end
+        for key in keys:
+            last[key] = now
+            to_end(key)
 
     def forget(self, key: str) -> None:
         """Stop watching `key`, if it is watched."""
