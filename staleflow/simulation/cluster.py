@@ -82,6 +82,8 @@ class SimulatedCluster:
         self._instances: dict[str, SimulatedInstance] = {}
         self._touched: dict[str, SimulatedInstance] = {}
         self._foreseen: dict[str, int] = {}
+        self._unreported: dict[str, SimulatedInstance] = {}
+        """Those that have acknowledged something and nothing else: only the next cycle wants to know it."""
         self._progress_foreseen = False
         self._slowness = dict.fromkeys(range(settings.instances), 1.0)
         self._trajectories: dict[str, SimulatedTrajectory] = {}
@@ -141,6 +143,13 @@ class SimulatedCluster:
         self._last_cycle = self.now
         self._cycle_at = None
         self._measures.cycles += 1
+        if self._unreported:
+            late, self._unreported = self._unreported, {}
+            for instance in late.values():
+                instance.settle(self.now)
+                if instance.has_news and instance.at <= self.now:
+                    self._deliver_report(instance, progress=False)
+            self._cycle_at = None
         self._perform(self._control.cycle(self.now))
         wake_at = self._control.wake_at
         if wake_at is not None:
@@ -343,7 +352,11 @@ class SimulatedCluster:
         instance.advance()
         self._foresee_instance(instance)
         if instance.has_news and instance.at <= self.now:  # while it pulls, it says nothing
-            self._deliver_report(instance, progress=False)
+            if instance.has_urgent_news or self._settings.report_s > 0:
+                self._deliver_report(instance, progress=False)
+            else:
+                self._unreported[instance.instance] = instance
+                self._want_cycle(self.now)
 
     def _progress(self) -> None:
         """All instances tell the lengths of what they are at."""
@@ -379,6 +392,7 @@ class SimulatedCluster:
         instance.settle(self.now)
         if instance.has_news and instance.at <= self.now:
             self._deliver_report(instance, progress=False)
+        self._unreported.pop(name, None)
         held = instance.stop()
         self._measures.tokens["lost"] += sum(t.cut(t.reported) for t in held)
         self._measures.left(instance, self.now)

@@ -102,6 +102,11 @@ class SimulatedInstance:
         self.has_news = False
 
     @property
+    def has_urgent_news(self) -> bool:
+        """Something left it, or was refused."""
+        return bool(self._left or self._rejections)
+
+    @property
     def running(self) -> int:
         """Trajectories in the batch."""
         return len(self._running)
@@ -140,12 +145,16 @@ class SimulatedInstance:
         assert self.next_event is not None
         now = max(self.at, self.next_event)
         self._decode(self._planned_steps, now)
-        self._take_finished()
-        self._obey()
+        if self._ends:
+            self._take_finished()
+        if self._inbox or self._new_slowness:
+            self._obey()
         self._pulling = self.at > now
         if not self._pulling:
-            self._make_room()
-            self._fill()
+            if self._kv + len(self._running) > self.kv_capacity:
+                self._make_room()
+            if self._waiting:
+                self._fill()
         self.replan()
 
     def replan(self) -> None:
@@ -157,9 +166,11 @@ class SimulatedInstance:
         steps, at = 0, None
         n = len(self._running)
         if n:
-            steps = min(self._first_end() - self.steps, (self.kv_capacity - self._kv) // n)
+            steps, room = self._first_end() - self.steps, (self.kv_capacity - self._kv) // n
+            if room < steps:
+                steps = room
             at = self.at + self._seconds(steps)
-        arrival = self._first_arrival()
+        arrival = self._first_arrival() if self._inbox or self._new_slowness else None
         if arrival is not None and (at is None or arrival < at):
             if arrival <= self.at or not n:
                 steps, at = 0, max(arrival, self.at)
@@ -245,8 +256,9 @@ class SimulatedInstance:
     def _step_seconds(self) -> tuple[float, float]:
         """(seconds of the next step without prefill, by how much each further one is longer)."""
         costs, n = self._costs, len(self._running)
-        first = costs.k1 * self._kv + max(costs.k2, costs.k3 * n) + costs.k4
-        return first * self.slowness, costs.k1 * n * self.slowness
+        k1, compute = costs.k1, costs.k3 * n
+        floor = costs.k2 if costs.k2 > compute else compute
+        return (k1 * self._kv + floor + costs.k4) * self.slowness, k1 * n * self.slowness
 
     def _seconds(self, steps: int) -> float:
         if steps == 0:

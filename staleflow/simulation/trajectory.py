@@ -17,6 +17,8 @@ class SimulatedTrajectory:
         "entered",
         "group_id",
         "instance",
+        "max_version",
+        "min_version",
         "prompt",
         "reported",
         "runs",
@@ -42,6 +44,10 @@ class SimulatedTrajectory:
         """Prompt and response tokens written down in `runs`."""
         self.runs: list[tuple[int, int]] = []
         """(weight version, tokens), in order; adjacent runs differ in version."""
+        self.min_version: int | None = None
+        """V_traj; None before the first token."""
+        self.max_version: int | None = None
+        """Newest version among its tokens; None before the first."""
         self.since = 0
         """Decode step of its instance up to which `base` counts."""
         self.entered = -1
@@ -59,16 +65,6 @@ class SimulatedTrajectory:
         return self.base - self.prompt
 
     @property
-    def min_version(self) -> int | None:
-        """V_traj; None before the first token."""
-        return min(version for version, _ in self.runs) if self.runs else None
-
-    @property
-    def max_version(self) -> int | None:
-        """Newest version among its tokens; None before the first."""
-        return max(version for version, _ in self.runs) if self.runs else None
-
-    @property
     def token_hash(self) -> str:
         """Stands for the ids, which are a function of the id and the length."""
         return f"{zlib.crc32(f'{self.trajectory_id}:{self.base}'.encode()):08x}"
@@ -84,6 +80,7 @@ class SimulatedTrajectory:
                 runs[-1] = (version, runs[-1][1] + gained)
             else:
                 runs.append((version, gained))
+                self._note_versions()
 
     def cut(self, length: int) -> int:
         """Forget all tokens after `length`; returns how many those were."""
@@ -94,4 +91,9 @@ class SimulatedTrajectory:
                 self.runs.append((version, tokens - excess))
             excess -= tokens
         self.base = length
+        self._note_versions()
         return lost
+
+    def _note_versions(self) -> None:
+        versions = [version for version, _ in self.runs]
+        self.min_version, self.max_version = min(versions, default=None), max(versions, default=None)

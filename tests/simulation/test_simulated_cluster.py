@@ -87,7 +87,7 @@ def random_cluster(seed: int) -> ClusterSettings:
         report_s=rng.choice((0.0, 0.4)),
         reward_s=rng.choice((0.0, 0.2)),
         reward_workers=rng.choice((None, 1, 3)),
-        reward=lambda identity: float(hash_bit(identity)),
+        reward=coin,
         outages=outages,
         slowdowns=(Slowdown(at=5.0, instance=2, factor=4.0), Slowdown(at=20.0, instance=2, factor=1.0)),
         lengths=lognormal(
@@ -96,8 +96,9 @@ def random_cluster(seed: int) -> ClusterSettings:
     )
 
 
-def hash_bit(identity: str) -> int:
-    return sum(identity.encode()) % 2
+def coin(identity: str) -> float:
+    """Reward 0 or 1 by the id alone."""
+    return float(random.Random(identity).random() < 0.5)
 
 
 @pytest.mark.parametrize("bound", [0, 1, 3])
