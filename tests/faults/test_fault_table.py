@@ -5,7 +5,36 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-FAULTS = {1, 2, 3, 4, 5, 6, 8, 9, 11, 12, 13, 14, 15, 16, 17, 19, 20, 21, 23, 24, 26, 27, 29, 30, 32, 33, 37}
+FAULTS = {
+    1,
+    2,
+    3,
+    4,
+    5,
+    6,
+    8,
+    9,
+    11,
+    12,
+    13,
+    14,
+    15,
+    16,
+    17,
+    19,
+    20,
+    21,
+    23,
+    24,
+    26,
+    27,
+    29,
+    30,
+    32,
+    33,
+    37,
+    39,
+}
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 
