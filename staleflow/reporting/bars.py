@@ -69,7 +69,8 @@ def trainer_time(groups: Sequence[RunGroup]) -> str | None:
         rows.append((title, variable, values))
     spent = [sum(values[i] for _, _, values in rows) for i in range(len(groups))]
     rows.insert(2, ("other work", "part2", [max(0.0, 1 - s) for s in spent]))
-    return _stacked(groups, rows, "trainer", "share of the time", percent=True, width=HALF[0])
+    present = [row for row in rows if any(row[2])]
+    return _stacked(groups, present, "trainer", "share of the time", percent=True, width=HALF[0])
 
 
 def instance_time(groups: Sequence[RunGroup]) -> str | None:
@@ -105,11 +106,11 @@ def timings(groups: Sequence[RunGroup]) -> str | None:
     if not names:
         return None
     rows = [(name, f"part{min(i, 5)}", [m.get(name, 0.0) for m in means]) for i, name in enumerate(names)]
-    return _stacked(groups, rows, "timings", "mean seconds a step", percent=False, width=HALF[0])
+    return _stacked(groups, rows, "timings", "mean seconds a step", percent=False, width=FULL_WIDTH)
 
 
-def token_fates(groups: Sequence[RunGroup]) -> str | None:
-    """Draw what became of the generated tokens, as shares."""
+def token_fates(groups: Sequence[RunGroup], *, half: bool) -> str | None:
+    """Draw what became of the generated tokens, as shares; `half`: in half the page's width."""
     balances = [
         {fate: sum(n.tokens.fates[fate] for n in group.numbers if n.tokens) for fate in TOKEN_FATES}
         for group in groups
@@ -125,7 +126,14 @@ def token_fates(groups: Sequence[RunGroup]) -> str | None:
         )
         for fate in TOKEN_FATES
     ]
-    return _stacked(groups, rows, "tokens", "share of generated tokens", percent=True, width=FULL_WIDTH)
+    return _stacked(
+        groups,
+        rows,
+        "tokens",
+        "share of generated tokens",
+        percent=True,
+        width=HALF[0] if half else FULL_WIDTH,
+    )
 
 
 def _stacked(
@@ -138,7 +146,9 @@ def _stacked(
     width: float,
 ) -> str:
     """Draw one horizontal bar a group, made of named parts."""
-    figure, (axis,) = new_figure(width, 0.95 + 0.3 * len(groups))
+    columns = 3 if width == HALF[0] else 6
+    legend_rows = -(-len(rows) // columns)
+    figure, (axis,) = new_figure(width, 0.75 + 0.2 * legend_rows + 0.3 * len(groups))
     left = [0.0] * len(groups)
     places = list(range(len(groups)))
     for part, variable, values in rows:
@@ -150,7 +160,7 @@ def _stacked(
         axis.set_xlim(0, 1)
         axis.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     figure.legend(
-        loc="outside upper left", ncols=6, handlelength=0.9, handleheight=0.9, columnspacing=1.2,
+        loc="outside upper left", ncols=columns, handlelength=0.9, handleheight=0.9, columnspacing=1.2,
         frameon=False, fontsize=7.5, labelcolor=colour("muted"),
     )  # fmt: skip
     return to_svg(figure, name, label)

@@ -194,9 +194,11 @@ def _split(
         "(CPU threads, if both sides gain by what they are given)"
     )
     if given.one_machine:
-        shared = f"{rollout + training} threads of both on {given.cores} cores" if given.cores else ""
-        advice += ". Both share this machine's cores" + (f", {shared}" if shared else "")
-        advice += ": each slows the other down, so the ratio is only a direction"
+        cores = f"{given.cores} cores" if given.cores else "cores"
+        advice += (
+            f". Their {rollout + training} threads share this machine's {cores}, where each slows the others "
+            "down: take the ratio as a direction"
+        )
     return need, (float(rollout), float(training)), advice
 
 

@@ -149,7 +149,7 @@ class Cell:
     text: str
     """The median, or the one value there is."""
     span: str
-    """`1,180 .. 1,290`; empty for a single run, and where all runs agree."""
+    """`1,180..1,290`; empty for a single run, and where all runs agree."""
     best: bool
     spread: Spread | None
     values: tuple[float | None, ...]
@@ -266,7 +266,7 @@ def _cell(figure: Figure, values: tuple[float | None, ...], found: Spread | None
     ends = figure.text(found.least), figure.text(found.most)
     return Cell(
         text=figure.text(found.median),
-        span=f"{ends[0]} .. {ends[1]}" if ends[0] != ends[1] else "",
+        span=f"{ends[0]}..{ends[1]}" if ends[0] != ends[1] else "",
         best=best,
         spread=found,
         values=values,

@@ -19,7 +19,8 @@ SEED = "run.seed"
 _NAMES = ("run.name", "run.output_dir")
 _WATCHING = "telemetry."
 """Keys under it change what is seen of a run, not the run."""
-_SHORT = {"staleness.bound": "η", "coordination.policy": "policy"}
+_PREFIXES = {"staleness.bound": "η=", "coordination.policy": ""}
+"""Keys that a label writes in their own way; others are the last part of the key and `=`."""
 _KEYS_IN_A_LABEL = 3
 """Where groups differ in more keys than these, a run's name says more."""
 
@@ -38,7 +39,7 @@ class RunGroup:
     """Runs of one config under several seeds, or a single run."""
 
     label: str
-    """What tells it from the other groups: `policy=sync`; the run's name where no run has a sibling."""
+    """What tells it from the other groups: `sync, η=1`; the run's name where no run has a sibling."""
     runs: tuple[RunData, ...]
     numbers: tuple[Headline, ...]
     """One a run, in the same order."""
@@ -111,7 +112,9 @@ def _label(run: RunData, config: Mapping[str, str], differing: Sequence[str], se
     if not seeded:
         return run.name
     if 0 < len(differing) <= _KEYS_IN_A_LABEL:
-        return ", ".join(f"{_SHORT.get(k, k.rpartition('.')[2])}={config.get(k, ABSENT)}" for k in differing)
+        return ", ".join(
+            _PREFIXES.get(k, f"{k.rpartition('.')[2]}=") + config.get(k, ABSENT) for k in differing
+        )
     return re.sub(r",?seed=[^,/]*$", "", run.name).rstrip("/") or run.name
 
 

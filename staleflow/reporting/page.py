@@ -33,8 +33,9 @@ def page(runs: Sequence[RunData]) -> str:
         title = f"{len(groups)} settings compared, {len(runs)} runs"
     body = [
         f"<h1>{escape(title)}</h1>",
-        _one(groups[0]) if len(runs) == 1 else _comparison(groups),
+        _one(groups[0]) if len(runs) == 1 else _throughput(groups),
         _bottlenecks(groups),
+        _comparison(groups) if len(runs) > 1 else "",
         _learning(groups),
         _staleness(groups),
         _time(groups),
@@ -102,8 +103,13 @@ def _stats(run: RunData, n: Headline) -> str:
     return f'<div class="stats">{cards}<div class="card stat">{audit}</div></div>'
 
 
-def _comparison(groups: Sequence[RunGroup]) -> str:
+def _throughput(groups: Sequence[RunGroup]) -> str:
     legend = "".join(f"<span>{_named(i, group)}</span>" for i, group in enumerate(groups))
+    card = _card("Trained tokens a second", bars.throughput(groups))
+    return f'<div class="legend">{legend}</div><h2>Throughput</h2>{card}'
+
+
+def _comparison(groups: Sequence[RunGroup]) -> str:
     head = "".join(f"<th>{_named(i, group)}</th>" for i, group in enumerate(groups))
     parts, section = [_audits(groups)], ""
     if relative := against(groups):
@@ -125,11 +131,7 @@ def _comparison(groups: Sequence[RunGroup]) -> str:
     )
     several = any(len(group.runs) > 1 for group in groups)
     note = '<p class="note">Median over the seeds; below it, least and most.</p>' if several else ""
-    return (
-        f'<div class="legend">{legend}</div><h2>Comparison</h2>'
-        f'<div class="grid">{_card("Throughput", bars.throughput(groups), wide=True)}'
-        f'<div class="card wide scroll">{table}{note}</div></div>'
-    )
+    return f'<h2>Comparison</h2><div class="card scroll">{table}{note}</div>'
 
 
 def _audits(groups: Sequence[RunGroup]) -> str:
@@ -163,17 +165,9 @@ def _learning(groups: Sequence[RunGroup]) -> str:
         _card("Sampled held-out accuracy over wall time", figures.accuracy(groups, over_time=True)),
         _card("Reward of the trained batch", figures.reward(groups)),
         _card("Response length", figures.response_lengths(groups)),
-        *_length_bias(groups),
         _card("Training signals", figures.signals(groups), wide=True),
     )
     return f'<h2>Learning</h2><div class="grid">{"".join(cards)}</div>'
-
-
-def _length_bias(groups: Sequence[RunGroup]) -> list[str]:
-    """A card only where lengths were recorded on both sides."""
-    svg = figures.sampled_and_trained(groups)
-    note = "Where the lines part, what was dropped or cut off was not like the rest."
-    return [_card("Response length, sampled and trained", svg, note)] if svg else []
 
 
 def _staleness(groups: Sequence[RunGroup]) -> str:
@@ -189,7 +183,7 @@ def _staleness(groups: Sequence[RunGroup]) -> str:
 
 def _time(groups: Sequence[RunGroup]) -> str:
     note = "Parts run at the same time in an asynchronous run, so they may sum to more than a step."
-    timing = _card("Timing of a step", bars.timings(groups), note)
+    timing = _card("Timing of a step", bars.timings(groups), note, wide=True)
     trainer, instances = bars.trainer_time(groups), bars.instance_time(groups)
     if trainer is None and instances is None:
         head = "".join(f"<th>{name}</th>" for name in ("run", "trainer waited", "instances idle"))
@@ -199,7 +193,7 @@ def _time(groups: Sequence[RunGroup]) -> str:
             for i, group in enumerate(groups)
         )
         table = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-        still = f'<div class="card"><h3>Standing still</h3>{table}</div>'
+        still = f'<div class="card wide"><h3>Standing still</h3>{table}</div>'
         return f'<h2>Time</h2><div class="grid">{timing}{still}</div>'
     cards = (
         _card("What the trainer's time went to", trainer, "From when all parts were up to the last step."),
@@ -233,9 +227,14 @@ def _tokens(groups: Sequence[RunGroup]) -> str:
     note = "Generated = trained + filtered + aborted + discarded + in flight."
     if any(len(group.runs) > 1 for group in groups):
         note += " Sums over the seeds; the check is of each run."
-    fates_card = _card("Where the tokens went", bars.token_fates(groups), wide=True)
+    lengths = figures.sampled_and_trained(groups)
+    chart = bars.token_fates(groups, half=lengths is not None)
+    cards = _card("Where the tokens went", chart, wide=lengths is None)
+    if lengths is not None:
+        bias = "Where the lines part, what was dropped or cut off was not like the rest."
+        cards += _card("Response length, sampled and trained", lengths, bias)
     table_card = f'<div class="card wide scroll">{table}<p class="note">{note}</p></div>'
-    return f'<h2>Tokens</h2><div class="grid">{fates_card}{table_card}</div>'
+    return f'<h2>Tokens</h2><div class="grid">{cards}{table_card}</div>'
 
 
 def _token_cell(tokens: int, generated: int) -> str:
