@@ -128,10 +128,13 @@ class SpeculativeState:
         return version >= group_version or self._counts.can_move(group_version, version)
 
     def admits_spare(self, version: int) -> bool:
-        """Whether a group without a reservation may start as a spare."""
+        """Whether a group without a reservation may start as a spare: only when all firm places are taken.
+
+        Where one is left for the newest version, an instance with an older one had better pull.
+        """
         counts = self._counts
         in_time = version + counts.bound >= counts.next_buffer and version >= 0
-        return self._reservable > 0 and self._spares_free > 0 and in_time
+        return self._spares_free > 0 and in_time and not self.admits_fresh(self.snapshot.newest_version)
 
     def room(self, version: int) -> int:
         """Groups that may still be reserved at `version`."""
@@ -195,7 +198,7 @@ class SpeculativeState:
             self._spares.add(group_id)
         else:
             self._counts.add(version)
-        self._reservable -= 1
+            self._reservable -= 1
         self._group_versions[group_id] = version
         return Admission(kind="reserve", version=version, spare=spare)
 

@@ -24,9 +24,11 @@ from staleflow.coordination.effects import (
     Effect,
     Finish,
     GiveUp,
+    Resample,
     Score,
     Send,
     Train,
+    Truncate,
 )
 from staleflow.coordination.events import (
     DrawnGroup,
@@ -44,6 +46,7 @@ from staleflow.coordination.events import (
 from staleflow.coordination.migration import NaiveMigration
 from staleflow.coordination.reports import InstanceReport, Rejection, TrajectoryReport
 from staleflow.coordination.routing import NaiveRouting
+from staleflow.coordination.stragglers import StragglerRule
 from staleflow.coordination.synchronization import NaiveSynchronization
 from staleflow.protocol.buffer import StalenessBuffer
 from staleflow.protocol.lifecycle import TrajectoryState
@@ -85,6 +88,9 @@ class World:
         prompts: int | None = None,
         last_batch: LastBatch = "train",
         surplus: int = 0,
+        spares: int = 0,
+        rule: StragglerRule | None = None,
+        coordinator: Coordinator | None = None,
         trouble: float = 0.0,
         same_reward: float = 0.0,
     ) -> None:
@@ -100,14 +106,17 @@ class World:
         self.batch_size, self.last_batch = batch_size, last_batch
         self.lines: list[str] = []
         self.control = Control(
-            buffer=StalenessBuffer(bound=bound, batch_size=batch_size),
-            coordinator=Coordinator(
+            buffer=StalenessBuffer(bound=bound, batch_size=batch_size, spare_limit=spares),
+            coordinator=coordinator
+            or Coordinator(
                 routing=NaiveRouting(), synchronization=NaiveSynchronization(), migration=NaiveMigration()
             ),
             batches=BatchSettings(
                 steps=steps, group_size=group_size, last_batch=last_batch, max_filtered_batches=20
             ),
             patience=Patience(stall_after_s=30, max_retries=3),
+            stragglers=rule,
+            expected_response=4,
             group_filter=is_uninformative,
         )
         self.fleet = {f"i{n}": Instance(f"i{n}", 1, 0) for n in range(instances)}
@@ -115,6 +124,10 @@ class World:
         self.version = -1
         self.now = 0.0
         self.drawn = 0
+        self.expired: list[str] = []
+        """Groups whose prompts are to be drawn again."""
+        self.straggled: list[str] = []
+        """Trajectories sampled anew, or cut."""
         self.training: tuple[int, Train] | None = None
         self.scoring: list[str] = []
         self.finish: str | None = None
@@ -128,7 +141,7 @@ class World:
                     batch_size=batch_size,
                     group_size=group_size,
                     last_batch=last_batch,
-                    spare_limit=0,
+                    spare_limit=spares,
                 )
             )
         )
@@ -149,6 +162,8 @@ class World:
             self.turn()
         self.path.write_text("".join(line + "\n" for line in self.lines))
         assert self.finish is not None, f"no end after {turns} turns: {self.describe()}"
+        assert list(self.control.population.members()) == []
+        assert self.stored == {}, "payload is left behind"
         return self.path
 
     def turn(self) -> None:
@@ -191,25 +206,41 @@ class World:
                 case Train(step=step):
                     assert self.training is None, "two batches at once"
                     self.training = (step, effect)
-                case Discard(trajectory_ids=ids):
+                case Discard(trajectory_ids=ids, reason=reason):
                     for trajectory_id in ids:
                         self.stored.pop(trajectory_id)
+                    if reason == "expired":
+                        self.expired += {t.rpartition("-m")[0] for t in ids}
+                case Resample(trajectory_id=trajectory_id, new_id=new_id):
+                    del self.stored[trajectory_id]
+                    self.stored[new_id] = []
+                    self.straggled.append(trajectory_id)
+                case Truncate(trajectory_id=trajectory_id):
+                    assert self.stored[trajectory_id]
+                    self.straggled.append(trajectory_id)
                 case Finish(reason=reason):
                     self.finish = reason
 
     def draw(self, count: int, padding: bool) -> None:
-        available = count if self.prompts_left is None or padding else min(count, self.prompts_left)
+        again, self.expired = self.expired[:count], self.expired[count:]
+        fresh = count - len(again)
+        available = fresh if self.prompts_left is None or padding else min(fresh, self.prompts_left)
         if self.prompts_left is not None and not padding:
             self.prompts_left -= available
+        names = [f"{use}-a{int(attempt) + 1}" for use, _, attempt in (g.rpartition("-a") for g in again)]
+        names += [f"e{1 if padding else 0}-p{self.drawn + n}-a0" for n in range(available)]
+        self.drawn += available
         groups = []
-        for _ in range(available):
-            group = f"e{1 if padding else 0}-p{self.drawn}-a0"
-            self.drawn += 1
+        for group in names:
             members = tuple(f"{group}-m{m}" for m in range(self.group_size + self.surplus))
             self.stored |= {m: [] for m in members}
-            groups.append(DrawnGroup(group_id=group, members=members, prompt_length=PROMPT))
+            groups.append(
+                DrawnGroup(
+                    group_id=group, members=members, prompt_length=PROMPT, redrawn=not group.endswith("-a0")
+                )
+            )
         self.tell(GroupsDrawn(groups=tuple(groups)))
-        if available < count:
+        if available < fresh:
             self.tell(SourceExhausted())
 
     def send(self, command: Command) -> None:
@@ -370,13 +401,15 @@ class World:
             assert running == (member.trajectory_id in placed)
             waits = member.state is TrajectoryState.PENDING
             assert waits == (member.trajectory_id in control.population.pending)
-        firm = 0
         for group in control.population.groups():
             assert (group.version is not None) == (group.group_id in control.buffer)
             if group.version is not None:
-                firm += 1
                 assert group.version + self.bound >= c, "a reserved group fell behind the bound"
+        firm, spares = control.buffer.firm_count, control.buffer.spare_count
+        assert firm + spares == len(control.buffer)
         assert firm <= (self.bound + 1) * self.batch_size
+        assert spares <= control.buffer.spare_limit
+        assert set(self.stored) >= {m.trajectory_id for m in control.population.members()}
 
 
 @pytest.mark.parametrize("bound", [0, 1, 3])
