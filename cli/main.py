@@ -1,8 +1,10 @@
-"""The `staleflow` command: run, sweep, report, audit, config."""
+"""The `staleflow` command: run, sweep, report, audit, experiment, config."""
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +23,7 @@ app = typer.Typer(
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 _MARKS = ("ledger.jsonl", "metrics.jsonl", "config.yaml", "checkpoints")
 """What tells a run's folder from any other; an audit of one that lost its ledger is a violation."""
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")]
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")]
 
 
@@ -91,6 +94,10 @@ def sweep(
             "--axis", metavar="key=v1,v2", help="Values of one key; several axes: every combination."
         ),
     ] = None,
+    seeds: Annotated[
+        str | None,
+        typer.Option("--seeds", metavar="0,1,...", help="Seeds of each combination: --axis run.seed=0,1,..."),
+    ] = None,
     name: Annotated[
         str, typer.Option("--name", help="Folder of the sweep's runs in the output folder.")
     ] = "sweep",
@@ -108,8 +115,34 @@ def sweep(
     from staleflow.cli.sweep import plan_sweep, run_sweep
 
     axes = ([f"staleness.bound={eta}"] if eta is not None else []) + (axis or [])
+    axes += [f"run.seed={seeds}"] if seeds is not None else []
     plan = plan_sweep(arguments or [], axes, name=name, output_dir=output_dir, environ=os.environ)
     return run_sweep(plan, resume=resume)
+
+
+@app.command()
+@says_what_went_wrong
+def profile(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[CONFIG...] [key.path=value...]", help="As for `run`; its rollout engine."),
+    ] = None,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="JSON file for coordination.cost_model.")
+    ] = Path("cost_model.json"),
+    repeats: Annotated[
+        int, typer.Option("--repeats", min=1, help="Times that each load is measured; the fastest counts.")
+    ] = 5,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+    debug: Debug = False,
+) -> int:
+    """Measure what decoding costs on the config's engine, and fit the cost model that routing uses."""
+    from staleflow.cli.profile import run_profile
+    from staleflow.config import load_config
+    from staleflow.config.layers import split_arguments
+
+    files, overrides = split_arguments(arguments or [])
+    return run_profile(load_config(files, overrides, os.environ), output, repeats=repeats, force=force)
 
 
 @app.command()
@@ -124,16 +157,29 @@ def report(
             help="HTML file; default: report.html in one run's folder, comparison.html here for several.",
         ),
     ] = None,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="Print the figures as JSON; the HTML file only where --output says so."),
+    ] = False,
     debug: Debug = False,
 ) -> int:
-    """Write one offline HTML file about one run, or several side by side, and print a summary."""
+    """Write one offline HTML file about one run, or several side by side, and print a summary.
+
+    Runs that differ only in run.seed are one column: the median, and the least and the most.
+    """
     target = output or (runs[0] / "report.html" if len(runs) == 1 else Path("comparison.html"))
-    from staleflow.reporting.report import terminal_summary, write_report
+    from staleflow.reporting.report import comparison, terminal_summary, write_report
 
     if output is not None and output.is_file() and not _is_html(output):
         raise UserError(
             f"{output} exists and is no HTML file, so it is not overwritten: choose another --output"
         )
+    if as_json:
+        figures = comparison(runs)
+        if output is not None:
+            write_report(runs, output)
+        print(json.dumps(figures, indent=2, ensure_ascii=False))
+        return 0
     write_report(runs, target)
     print(terminal_summary(runs))
     print(f"report: {target}")
@@ -143,6 +189,40 @@ def report(
 def _is_html(path: Path) -> bool:
     with path.open("rb") as file:
         return file.read(64).lstrip().lower().startswith((b"<!doctype html", b"<html"))
+
+
+@app.command()
+@says_what_went_wrong
+def explain(
+    run: Run,
+    what: Annotated[
+        list[str], typer.Argument(metavar="TRAJECTORY|step N", help="Id of a trajectory or group, or a step.")
+    ],
+    debug: Debug = False,
+) -> int:
+    """Tell a trajectory's life, or why a training step waited and for whom."""
+    from staleflow.reporting.explain import explain as explained
+
+    print(explained(run, " ".join(what)))
+    return 0
+
+
+@app.command()
+@says_what_went_wrong
+def trace(
+    run: Run,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="JSON file; default: trace.json in the run's folder."),
+    ] = None,
+    debug: Debug = False,
+) -> int:
+    """Write the run's journal as a trace for ui.perfetto.dev or chrome://tracing."""
+    from staleflow.reporting.trace import trace_run
+
+    target = output or run / "trace.json"
+    print(f"trace: {target} ({trace_run(run, target):,} events)")
+    return 0
 
 
 @app.command()
@@ -162,6 +242,45 @@ def audit(runs: Runs, debug: Debug = False) -> int:
         if not result.ok:
             code = EXIT_AUDIT_VIOLATION
     return code
+
+
+@app.command()
+@says_what_went_wrong
+def experiment(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="overhead, or the dotted path of a Study of your own.")
+    ],
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Small sizes: a minute to see that everything works.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    run: Annotated[
+        Path | None,
+        typer.Option("--run", metavar="RUN", help="Look at this run; default: the study makes one."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="Folder of page, figures and JSON; default: runs/experiment-NAME."
+        ),
+    ] = None,
+    debug: Debug = False,
+) -> int:
+    """Measure what a declared study asks, and write a page about it."""
+    from staleflow.experiments.page import print_result, save, to_json
+    from staleflow.experiments.study import Options, load_study
+
+    study = load_study(name)
+    result = study.script(
+        Options(quick=quick, run=run, say=lambda what: print(f"{study.name}: {what}", file=sys.stderr))
+    )
+    page = save(study, result, output or Path("runs") / f"experiment-{study.name}")
+    if as_json:
+        print(to_json(study, result))
+    else:
+        print_result(study, result)
+        print(f"page: {page}")
+    return 0
 
 
 @app.command()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +96,7 @@ def _rich(table: Table, kind: Any) -> Any:
     return shown
 
 
-def _markdown_table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> Iterator[str]:
+def _markdown_table(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
     yield f"| {' | '.join(columns)} |"
     yield f"|{'---|' * len(columns)}"
     for row in rows:

@@ -1,6 +1,6 @@
 """What a declared study is, and what it comes back with.
 
-Invariant: a finding with a goal says by itself whether the goal was reached; nothing is left out for having missed it.
+Invariant: a finding with a goal says by itself whether it was reached; one that missed it is shown like any.
 """
 
 from __future__ import annotations
@@ -9,6 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
+
+from staleflow.errors import ConfigError
+from staleflow.registry import load_named
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,3 +80,11 @@ class Study:
 
 STUDIES: dict[str, str] = {"overhead": "staleflow.experiments.overhead.OVERHEAD"}
 """`staleflow experiment NAME`; a dotted path to a `Study` works too."""
+
+
+def load_study(name: str) -> Study:
+    """The study of this name. Raises ConfigError."""
+    study = load_named("study", name, STUDIES)
+    if not isinstance(study, Study):
+        raise ConfigError(f"{name} is no study: name a staleflow.experiments.study.Study")
+    return study

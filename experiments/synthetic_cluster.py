@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 from staleflow.coordination.commands import Abort, Command, Interrupt, Pull, Route
 from staleflow.coordination.control import Control
+from staleflow.coordination.cost_model import CostModel
 from staleflow.coordination.effects import DrawGroups, Effect, Score, Send, Train
 from staleflow.coordination.events import (
     DrawnGroup,
@@ -71,6 +72,7 @@ class _Instance:
     finished: list[TrajectoryReport] = field(default_factory=list)
     interrupted: list[TrajectoryReport] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
+    busy_seconds: float = 0.0
     running_steps: int = 0
     kv_token_steps: int = 0
 
@@ -100,6 +102,7 @@ class SyntheticCluster:
         max_running: int,
         kv_capacity: int,
         pending: int,
+        costs: CostModel,
         seed: int = 0,
     ) -> None:
         self.control = control
@@ -109,6 +112,7 @@ class SyntheticCluster:
         self._max_running = max_running
         self._kv_capacity = kv_capacity
         self._pending = pending
+        self._costs = costs
         self._random = random.Random(seed)
         self._groups = 0
         self._ends: defaultdict[int, list[tuple[str, str]]] = defaultdict(list)
@@ -199,6 +203,7 @@ class SyntheticCluster:
         instance.revision += 1
         running = len(instance.resident)
         kv_tokens = instance.tokens_at_zero + running * self.intervals * TOKENS_PER_INTERVAL
+        instance.busy_seconds += TOKENS_PER_INTERVAL * self._costs.step_s(running, kv_tokens)
         instance.running_steps += running * TOKENS_PER_INTERVAL
         instance.kv_token_steps += kv_tokens * TOKENS_PER_INTERVAL
         tells_lengths = (self.intervals + int(instance.name[1:])) % PROGRESS_EVERY == 0
@@ -218,7 +223,7 @@ class SyntheticCluster:
             kv_tokens=kv_tokens,
             kv_capacity=self._kv_capacity,
             generated_tokens=instance.running_steps,
-            busy_seconds=self._now,
+            busy_seconds=instance.busy_seconds,
             decode_steps=self.intervals * TOKENS_PER_INTERVAL,
             running_steps=instance.running_steps,
             kv_token_steps=instance.kv_token_steps,

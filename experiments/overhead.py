@@ -1,0 +1,241 @@
+"""What staleflow itself costs: protocol, coordination, parameter server, and their share of a real run.
+
+The goals are for one core. Everything is measured, none of it is estimated from a smaller size.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from staleflow.experiments import coordination_cost, protocol_rate, run_share, transfer
+from staleflow.experiments.coordination_cost import Cost, Point, exponent
+from staleflow.experiments.growth_figure import growth_figure
+from staleflow.experiments.study import Finding, Options, Result, Study, Table
+
+INSTANCES = (16, 128, 1024)
+PENDING = (1_000, 10_000, 100_000)
+QUICK_INSTANCES = (4, 16, 64)
+QUICK_PENDING = (500, 1_000, 2_000)
+CYCLE_P50_MS, CYCLE_P99_MS, COLD_FILL_S, RUN_SHARE = 20.0, 100.0, 5.0, 0.01
+"""Goals."""
+WEIGHTS_MB = 256
+
+COLUMNS = (
+    "instances",
+    "pending",
+    "cycle p50 ms",
+    "cycle p99 ms",
+    "cycle max ms",
+    "handle(report) µs",
+    "all reports ms",
+    "handle(other) µs",
+    "commands",
+    "cold fill s",
+    "routes",
+    "intervals",
+    "pushes",
+)
+
+
+def measure_overhead(options: Options) -> Result:
+    """All parts, one after the other."""
+    options.say("protocol transitions")
+    protocol = _protocol(options)
+    options.say("parameter server")
+    served = _transfer(options)
+    costs = _coordination(options)
+    options.say("a real run" if options.run is None else f"the run {options.run}")
+    shares = _run(options)
+    by_instances, by_pending = _by_instances(costs), _by_pending(costs)
+    return Result(
+        findings=(*protocol, *_control(costs, options), *_growth(by_instances, by_pending), *served, *shares),
+        tables=(Table(title="Control by size of cluster", columns=COLUMNS, rows=tuple(map(_row, costs))),),
+        figures={"growth.svg": growth_figure(by_instances, by_pending)},
+        notes=(
+            "Seconds of protocol and Control are CPU seconds of one thread; those of copies and of the run "
+            "are wall time.",
+            f"Clusters are synthetic: {Point(instances=1, pending=0).per_instance} trajectories run on each "
+            "instance for 40 s on average, each instance reports in every interval of 50 ms, and training "
+            "steps follow as fast as groups are finished. What they talk to is the real Control.",
+            *(("Quick: small sizes, so the goals of coordination are not judged.",) if options.quick else ()),
+        ),
+    )
+
+
+# ---------------------------------------------------------------------- the parts
+
+
+def _protocol(options: Options) -> tuple[Finding, ...]:
+    rates = protocol_rate.measure(5_000 if options.quick else 20_000, 3 if options.quick else 25)
+    return tuple(
+        Finding(
+            name=f"protocol transitions, {kind}",
+            value=rates[kind]["per_cpu_s"],
+            unit="/s",
+            goal=rates[kind]["goal"],
+            wanted="at least",
+            note="median over replays of a drawn life of the buffer",
+        )
+        for kind in protocol_rate.KINDS
+    )
+
+
+def _transfer(options: Options) -> tuple[Finding, ...]:
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
+        room = shutil.disk_usage(folder).free // 2**20
+        megabytes = min(16 if options.quick else WEIGHTS_MB, room // 4)
+        result = transfer.measure(megabytes, 5 if options.quick else 15, folder)
+    return (
+        Finding(
+            name="push and pull, of two plain copies",
+            value=result["ratio"],
+            unit="x",
+            goal=transfer.GOAL,
+            note=f"{megabytes} MB in {transfer.TENSORS} tensors",
+        ),
+        Finding(name="push and pull", value=result["push_pull_s"] * 1e3, unit="ms"),
+    )
+
+
+def _coordination(options: Options) -> list[Cost]:
+    instances = QUICK_INSTANCES if options.quick else INSTANCES
+    pending = QUICK_PENDING if options.quick else PENDING
+    points = [Point(instances=n, pending=pending[-1]) for n in instances]
+    points += [Point(instances=instances[-1], pending=p) for p in pending[:-1]]
+    if options.quick:
+        points = [Point(instances=p.instances, pending=p.pending, per_instance=40) for p in points]
+    costs = []
+    for point in points:
+        options.say(f"Control with {point.instances:,} instances and {point.pending:,} waiting trajectories")
+        costs += coordination_cost.measure_all([point])
+    return costs
+
+
+def _run(options: Options) -> tuple[Finding, ...]:
+    share = run_share.share_of_run(options.run, steps=3 if options.quick else 12)
+    note = f"{share.steps} steps in {share.wall_s:.0f} s, {share.instances:.1f} instances up on average"
+    spent = (("step and handle", share.step + share.handle), ("step", share.step), ("handle", share.handle))
+    return (
+        *(
+            Finding(
+                name=f"{name}, of a run's wall time",
+                value=value * 100,
+                unit="%",
+                goal=RUN_SHARE * 100 if name == "step and handle" else None,
+                note=note,
+            )
+            for name, value in spent
+        ),
+        *(
+            Finding(
+                name=f"decoding stood still for {kind.capitalize()}",
+                value=value * 100,
+                unit="%",
+                note="of the instances' time in the same run",
+            )
+            for kind, value in share.still.items()
+        ),
+    )
+
+
+# ---------------------------------------------------------------------- what they say
+
+
+def _control(costs: Sequence[Cost], options: Options) -> tuple[Finding, ...]:
+    """The goals are for the largest cluster; each size at the longest queue is shown."""
+    findings: list[Finding] = []
+    for cost in _by_instances(costs):
+        judged = not options.quick and cost.instances == INSTANCES[-1]
+        at = f"{cost.instances:,} instances, {cost.pending:,} waiting"
+        findings += [
+            Finding(
+                name=f"cycle p50, {at}",
+                value=cost.cycle_p50_ms,
+                unit="ms",
+                goal=CYCLE_P50_MS if judged else None,
+                note=f"{cost.intervals} cycles, {cost.pushes} pushes among them",
+            ),
+            Finding(
+                name=f"cycle p99, {at}",
+                value=cost.cycle_p99_ms,
+                unit="ms",
+                goal=CYCLE_P99_MS if judged else None,
+                note=f"the slowest took {cost.cycle_max_ms:.1f} ms",
+            ),
+            Finding(
+                name=f"handle(Reported), {at}",
+                value=cost.report_us,
+                unit="µs",
+                note="mean, of reports that tell all lengths once a second",
+            ),
+            Finding(
+                name=f"cold fill, {at}",
+                value=cost.cold_fill_s,
+                unit="s",
+                goal=COLD_FILL_S if judged else None,
+                note=f"{cost.routes:,} Routes, effects included",
+            ),
+        ]
+    return tuple(findings)
+
+
+def _growth(by_instances: Sequence[Cost], by_pending: Sequence[Cost]) -> tuple[Finding, ...]:
+    findings: list[Finding] = []
+    for along, costs in (("instances", by_instances), ("waiting trajectories", by_pending)):
+        sizes = [c.instances if along == "instances" else c.pending for c in costs]
+        measured = {
+            "cycle p50": [c.cycle_p50_ms for c in costs],
+            "all reports of an interval": [c.reports_ms for c in costs],
+            "cold fill": [c.cold_fill_s for c in costs],
+        }
+        findings += [
+            Finding(
+                name=f"growth of {name} with {along}",
+                value=exponent(sizes, values),
+                unit="",
+                note=f"exponent over {sizes[0]:,} to {sizes[-1]:,}",
+            )
+            for name, values in measured.items()
+        ]
+    return tuple(findings)
+
+
+def _by_instances(costs: Sequence[Cost]) -> list[Cost]:
+    """At the longest queue."""
+    most = max(cost.pending for cost in costs)
+    return sorted((c for c in costs if c.pending == most), key=lambda c: c.instances)
+
+
+def _by_pending(costs: Sequence[Cost]) -> list[Cost]:
+    """In the largest cluster."""
+    most = max(cost.instances for cost in costs)
+    return sorted((c for c in costs if c.instances == most), key=lambda c: c.pending)
+
+
+def _row(cost: Cost) -> tuple[str | float, ...]:
+    return (
+        cost.instances,
+        cost.pending,
+        cost.cycle_p50_ms,
+        cost.cycle_p99_ms,
+        cost.cycle_max_ms,
+        cost.report_us,
+        cost.reports_ms,
+        cost.other_us,
+        cost.commands,
+        cost.cold_fill_s,
+        cost.routes,
+        cost.intervals,
+        cost.pushes,
+    )
+
+
+OVERHEAD = Study(
+    name="overhead",
+    question="What does staleflow itself cost, and how does that grow?",
+    script=measure_overhead,
+)
