@@ -8,7 +8,7 @@ from pathlib import Path
 
 from staleflow.errors import UserError
 from staleflow.protocol.records import Consume
-from staleflow.reporting.lives import GroupLife, Life, State, StepLife
+from staleflow.reporting.lives import GroupLife, Life, State, Stay, StepLife
 from staleflow.reporting.story import Story, journal_of, records_of
 
 SHOWN = 8
@@ -57,7 +57,7 @@ def _explain_trajectory(story: Story, group: GroupLife, life: Life) -> str:
 def _explain_group(story: Story, group: GroupLife) -> str:
     version = f", V = {group.version}" if group.version is not None else ", never reserved"
     attempt = f", attempt {group.attempt}" if group.attempt else ""
-    lines = [f"group {group.group_id}{attempt}: {len(group.members)} trajectories{version}"]
+    lines = [f"group {group.group_id}{attempt}: {_many(len(group.members), 'trajectory')}{version}"]
     for time, text in (
         (group.drawn_at, "drawn"),
         (group.reserved_at, "reserved"),
@@ -76,7 +76,8 @@ def _events(life: Life) -> list[str]:
 def _in_short(story: Story, life: Life) -> str:
     spent: dict[State, float] = {}
     where: dict[str, None] = {}
-    for stay, seconds in life.between(0.0, story.end):
+    end = max(story.end, life.now.until or 0.0)  # times of an earlier attempt may lie beyond this one's
+    for stay, seconds in life.between(0.0, end):
         spent[stay.state] = spent.get(stay.state, 0.0) + seconds
         if stay.instance:
             where[stay.instance] = None
@@ -104,8 +105,8 @@ def _explain_step(folder: Path, number: int) -> str:
     step = story.steps.get((story.attempt, number))
     if number == story.next_step and step is not None and step.batch_at is None and not story.finished:
         return _explain_missing(story, step)
-    first = f"steps 0 to {max(batches)}" if batches else "no step yet"
-    raise UserError(f"step {number} was not handed to the trainer in {folder}: there are {first}")
+    there = f"the last one was step {max(batches)}" if batches else "no step was yet"
+    raise UserError(f"step {number} was not handed to the trainer in {folder}: {there}")
 
 
 def _explain_batch(story: Story, step: StepLife, batch: Consume) -> str:
@@ -117,12 +118,12 @@ def _explain_batch(story: Story, step: StepLife, batch: Consume) -> str:
     attempt = f" of attempt {step.attempt}" if step.attempt else ""
     members = sum(len(group.members) for group in groups)
     lines = [
-        f"step {step.step}{attempt}: {len(groups)} groups, {members} trajectories",
+        f"step {step.step}{attempt}: {_many(len(groups), 'group')}, {_many(members, 'trajectory')}",
         _line(idle, f"weights {step.step} are pushed: the trainer is idle; "
                     f"{len(groups) - len(late)} of {len(groups)} groups are complete"),
     ]  # fmt: skip
     if len(late) > SHOWN:
-        lines.append(f"{'':>14}({len(late) - SHOWN} groups that were complete before those below)")
+        lines.append(f"{'':>14}({_many(len(late) - SHOWN, 'group')} complete before those below)")
     for group in late[-SHOWN:]:
         lines += _late(group, idle)
     lines.append(_line(step.batch_at, f"the batch is handed out: the trainer has waited {waited:.2f} s"))
@@ -138,14 +139,16 @@ def _late(group: GroupLife, idle: float) -> list[str]:
     """A group that the trainer waited for: its last trajectory, and what this did meanwhile."""
     last, done = _last(group), _completed(group)
     stays = last.between(idle, done)
-    doing = ", ".join(f"{seconds:.2f} s {_doing(stay.state, stay.instance)}" for stay, seconds in stays)
+    doing = ", ".join(_spent(stay, seconds, idle) for stay, seconds in stays)
     what = f"group {group.group_id} (V = {group.version}) is complete with {last.trajectory_id}"
     return [_line(done, f"{what}: {doing or 'no time'} since the trainer was idle")]
 
 
 def _verdict(step: StepLife, waited: float, late: list[GroupLife], idle: float) -> str:
     filtered = step.released.get("filtered", 0)
-    fresh = f"; {filtered} groups were filtered meanwhile, and others generated for them" if filtered else ""
+    fresh = (
+        f"; {_many(filtered, 'group')} filtered meanwhile, and others generated for them" if filtered else ""
+    )
     if waited < AT_ONCE_S:
         return f"verdict: step {step.step} did not wait: its batch was complete before the trainer was idle."
     if not late:
@@ -160,7 +163,7 @@ def _verdict(step: StepLife, waited: float, late: list[GroupLife], idle: float) 
     why = ", which could begin only once the trainer was idle" if began else ""
     return (
         f"verdict: step {step.step} waited {waited:.2f} s, to the end for {last.trajectory_id}{why}: "
-        f"{seconds:.2f} s {_doing(stay.state, stay.instance)}{fresh}."
+        f"{_spent(stay, seconds, idle)}{fresh}."
     )
 
 
@@ -175,7 +178,7 @@ def _explain_missing(story: Story, step: StepLife) -> str:
     waited = story.end - step.idle_since
     lines = [
         f"step {step.step} has not been handed out: the trainer has been idle for {waited:.2f} s",
-        f"  {complete} groups are complete, {story.batch_size} make a batch",
+        f"  {_many(complete, 'group')} complete, {story.batch_size} make a batch",
     ]
     missing = [g for g in groups if g.occupied_at is None]
     for group in missing[:SHOWN]:
@@ -185,7 +188,7 @@ def _explain_missing(story: Story, step: StepLife) -> str:
         version = f"V = {group.version}" if group.version is not None else "not reserved"
         lines.append(f"  group {group.group_id} ({version}): {states or 'all scored'}")
     if len(missing) > SHOWN:
-        lines.append(f"  and {len(missing) - SHOWN} groups more")
+        lines.append(f"  and {_many(len(missing) - SHOWN, 'group')} more")
     counts: dict[str, int] = {}
     for group in missing:
         for life in group.lives:
@@ -193,8 +196,8 @@ def _explain_missing(story: Story, step: StepLife) -> str:
                 doing = _doing(life.now.state, life.now.instance)
                 counts[doing] = counts.get(doing, 0) + 1
     most = max(counts, key=lambda doing: counts[doing], default="")
-    held = f"{sum(counts.values())} trajectories are missing, {counts[most]} of them {most}" if most else \
-        "nothing is under way"  # fmt: skip
+    unfinished = _many(sum(counts.values()), "trajectory")
+    held = f"{unfinished} missing, {counts[most]} of them {most}" if most else "nothing is under way"
     return "\n".join([*lines, f"verdict: step {step.step} waits: {held}."])
 
 
@@ -208,11 +211,21 @@ def _last(group: GroupLife) -> Life:
     return max(scored or group.lives, key=lambda life: life.now.since)
 
 
+def _spent(stay: Stay, seconds: float, idle: float) -> str:
+    since = f" (since {stay.since:.2f} s)" if stay.since < idle - AT_ONCE_S else ""
+    return f"{seconds:.2f} s {_doing(stay.state, stay.instance)}{since}"
+
+
 def _doing(state: State, instance: str) -> str:
     return f"{WHILE[state]} on {instance}" if instance else WHILE[state]
 
 
 # ---------------------------------------------------------------------- words
+
+
+def _many(count: int, what: str) -> str:
+    plural = f"{what[:-1]}ies" if what.endswith("y") else f"{what}s"
+    return f"{count:,} {what if count == 1 else plural}"
 
 
 def _line(time: float, text: str) -> str:
