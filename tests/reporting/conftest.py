@@ -42,11 +42,17 @@ def write_run(
     batch: int = 4,
     group: int = 4,
     seed: int = 0,
+    policy: str = "staleflow",
+    cause: str = "rollout",
+    recorded: bool = True,
 ) -> Path:
-    """Write metrics.jsonl, ledger.jsonl and config.yaml of a finished run."""
+    """Write metrics.jsonl, ledger.jsonl and config.yaml of a finished run.
+
+    `cause`: what the trainer waits for. `recorded=False`: as runs were before their rows had `time/...`.
+    """
     rng = random.Random(seed)
     folder.mkdir(parents=True)
-    step_s = 3.0 - 0.4 * min(bound, 3)
+    step_s = 3.0 - 0.4 * min(bound, 3) + 0.02 * seed
     rows: list[dict[str, Any]] = []
     records: list[dict[str, Any]] = [
         {
@@ -125,6 +131,7 @@ def write_run(
                 "timing_s/pull": 0.08,
                 "timing_s/reward": 0.2,
                 **{f"tokens/{k}": v for k, v in total.items()},
+                **(_recorded(step_s, instances, cause, trained, rng) if recorded else {}),
             }
         )
     records.append({"kind": "end", "steps": steps, "reason": "completed"})
@@ -136,6 +143,7 @@ def write_run(
             "run/seconds": steps * step_s,
             "run/steps": steps,
             "run/reason": "completed",
+            "run/cpu_cores": 2,
             **{f"tokens/{k}": v for k, v in total.items()},
         }
     )
@@ -145,10 +153,46 @@ def write_run(
         "run": {"name": folder.name, "steps": steps, "seed": seed},
         "staleness": {"bound": bound},
         "data": {"batch_size": batch, "group_size": group},
-        "coordination": {"policy": "staleflow"},
+        "coordination": {"policy": policy},
+        "rollout": {"instances": instances, "threads": 1},
+        "training": {"threads": 1},
+        "reward": {"workers": 1},
+        "cluster": {"address": None},
     }
     (folder / "config.yaml").write_text("# staleflow 0.1.0\n" + yaml.safe_dump(config))
     return folder
+
+
+def _recorded(
+    step_s: float, instances: int, cause: str, trained: list[dict[str, Any]], rng: random.Random
+) -> dict[str, Any]:
+    """What a step's row says of its time, its commands and its lengths."""
+    waiting, idle = step_s - 1.16, 0.08 + 0.04 * rng.random()
+    if cause == "longest":
+        idle += 0.4
+    lengths: dict[str, Any] = {}
+    for item in trained:
+        for kind, tokens in (("trained", item["tokens"]), ("sampled", item["tokens"] + 3)):
+            key = f"lengths/{kind}/{1 << (tokens.bit_length() - 1)}"
+            lengths[key] = lengths.get(key, 0) + 1
+            lengths[f"lengths/{kind}/mean"] = lengths.get(f"lengths/{kind}/mean", 0) + tokens / len(trained)
+    causes = ("rollout", "longest", "reward", "pull", "routing", "environment")
+    return {
+        "time/step_s": step_s,
+        "time/instances_s": instances * step_s,
+        "time/instances_idle_s": idle * instances * step_s,
+        "time/instances_idle_training_s": 0.03 * instances * step_s,
+        "time/decoding_s": (0.88 - idle) * instances * step_s,
+        "time/trainer_waiting_s": waiting,
+        **{f"time/waiting/{c}_s": waiting * (0.9 if c == cause else 0.02) for c in causes},
+        **{f"coord/{kind}_seconds": 0.01 * step_s for kind in ("route", "interrupt", "abort")},
+        "coord/pull_count": instances,
+        "coord/interrupt_count": 2,
+        "coord/migrate_count": 1,
+        "coord/seconds": 0.004 * step_s,
+        "rollout/preemptions": 0,
+        **lengths,
+    }
 
 
 def _sample(

@@ -2,58 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
+from small_runs import STEPS, run_of
 
-from staleflow.reporting.headline import (
-    ABSENT,
-    accuracy_name,
-    bottleneck,
-    config_differences,
-    headline,
-    idle_share,
-    instance_names,
-    mean_timings,
-)
-from staleflow.reporting.load import RunData, load_run
-
-
-def run_of(
-    tmp_path: Path, *rows: dict[str, Any], ledger: tuple[dict[str, Any], ...] = (), config: str = ""
-) -> RunData:
-    tmp_path.mkdir(exist_ok=True)
-    for name, lines in (("metrics.jsonl", rows), ("ledger.jsonl", ledger)):
-        if lines:
-            (tmp_path / name).write_text("".join(json.dumps({"time": 0.0, **line}) + "\n" for line in lines))
-    (tmp_path / "config.yaml").write_text(config)
-    return load_run(tmp_path)
-
-
-STEPS = (
-    {
-        "kind": "train",
-        "train/step": 0,
-        "run/seconds": 10.0,
-        "timing_s/wait_for_batch": 6.0,
-        "timing_s/update": 1.0,
-    },
-    {
-        "kind": "train",
-        "train/step": 1,
-        "run/seconds": 20.0,
-        "timing_s/wait_for_batch": 2.0,
-        "timing_s/update": 3.0,
-        "tokens/generated": 100,
-        "tokens/trained": 80,
-        "tokens/filtered": 10,
-        "tokens/in_flight": 10,
-    },
-)
+from staleflow.reporting.headline import accuracy_name, headline, mean_timings
 
 
 def test_headline_by_hand(tmp_path: Path) -> None:
@@ -82,8 +36,9 @@ def test_headline_by_hand(tmp_path: Path) -> None:
     assert n.tokens_per_s == 80 / 20
     assert (n.staleness_mean, n.staleness_max) == (0.25, 1)
     assert (n.first_accuracy, n.last_accuracy, n.first_version, n.last_version) == (0.5, 0.75, 0, 2)
-    assert n.trainer_waiting == 8 / 20
-    assert n.instances_idle == 3 / 8
+    assert n.generated_per_s == 100 / 20
+    assert n.steps_per_s == 2 / 20
+    assert (n.shares.trainer_waiting, n.shares.idle) == (8 / 20, 3 / 8)
     assert n.reason == "still going or killed"
 
 
@@ -92,7 +47,7 @@ def test_what_was_not_measured_is_none(tmp_path: Path) -> None:
     assert (n.seconds, n.tokens_per_s, n.staleness_mean, n.staleness_max, n.last_accuracy, n.tokens) == (
         None,
     ) * 6
-    assert bottleneck(n).startswith("bottleneck unknown")
+    assert (n.generated_per_s, n.steps_per_s, n.counts, n.lengths) == (None, None, {}, (None, None))
 
 
 @pytest.mark.parametrize(("in_flight", "missing"), [(10, 0), (7, 3), (15, -5)])
@@ -120,54 +75,6 @@ def test_staleness_falls_back_to_the_metrics_without_a_ledger(tmp_path: Path) ->
     assert (n.staleness_mean, n.staleness_max) == (0.25, 2)
 
 
-@pytest.mark.parametrize(
-    ("waiting", "idle", "text"),
-    [
-        (0.62, 0.03, "rollout-bound: the trainer waited 62% of the time, the instances idled 3%"),
-        (0.02, 0.40, "train-bound: the instances idled 40% of the time, the trainer waited 2%"),
-        (0.10, 0.05, "balanced: the trainer waited 10% of the time and the instances idled 5%"),
-        (
-            0.55,
-            0.45,
-            "taking turns: the trainer waited 55% of the time and the instances idled 45%, "
-            "so each side stood waiting for the other",
-        ),
-    ],
-)
-def test_the_bottleneck_is_named_from_measured_waiting(
-    tmp_path: Path, waiting: float, idle: float, text: str
-) -> None:
-    numbers = replace(headline(run_of(tmp_path, *STEPS)), trainer_waiting=waiting, instances_idle=idle)
-    assert bottleneck(numbers) == text
-
-
-def test_waiting_is_summed_over_the_steps_of_all_attempts(tmp_path: Path) -> None:
-    """The last attempt's summary row says 2 s; both attempts together waited 8 s of 30 s."""
-    first, second = STEPS
-    rows = (
-        first,
-        {**second, "run/seconds": 0.5},
-        {"kind": "summary", "run/seconds": 20.0, "wait/trainer_s": 2.0},
-    )
-    assert headline(run_of(tmp_path, *rows)).trainer_waiting == 8 / 30
-
-
-def test_without_steps_the_summary_row_says_how_long_the_trainer_waited(tmp_path: Path) -> None:
-    summary = {"kind": "summary", "run/seconds": 40.0, "wait/trainer_s": 10.0}
-    assert headline(run_of(tmp_path, summary)).trainer_waiting == 0.25
-
-
-def test_instances_are_named_in_the_order_of_numbers_and_may_join_late(tmp_path: Path) -> None:
-    run = run_of(
-        tmp_path,
-        {"kind": "instances", "run/seconds": 0.0, "instance/i2/running": 1, "instance/i10/running": 0},
-        {"kind": "instances", "run/seconds": 1.0, "instance/i2/running": 0, "instance/late/running": 5},
-    )
-    assert instance_names(run) == ["i2", "i10", "late"]
-    assert [idle_share(run, name) for name in ("i2", "i10", "late", "absent")] == [0.5, 1.0, 0.0, None]
-    assert idle_share(run) == 0.5
-
-
 def test_mean_timings_by_hand(tmp_path: Path) -> None:
     assert mean_timings(run_of(tmp_path, *STEPS)) == {"wait_for_batch": 4.0, "update": 2.0}
 
@@ -188,13 +95,50 @@ def test_sampled_accuracy_is_found_under_any_name(
     assert accuracy_name(run_of(tmp_path, row)) == expected
 
 
-def test_config_differences_are_what_differs_but_the_name(
-    tmp_path: Path, make_run: Callable[..., Path]
-) -> None:
-    runs = [
-        run_of(
-            tmp_path / "a", *STEPS, config="run: {name: a}\nstaleness: {bound: 0}\ndata: {n: 1, only: null}"
-        ),
-        run_of(tmp_path / "b", *STEPS, config="run: {name: b}\nstaleness: {bound: 1}\ndata: {n: 1}"),
+def test_throughput_is_over_the_time_from_all_up_to_the_last_step(tmp_path: Path) -> None:
+    """Start-up and the last evaluation, here 20 of 30 s, are not in it."""
+    rows = [
+        {**STEPS[1], "train/step": s, "run/seconds": t, "time/step_s": 5.0, "rollout/tokens_per_s": 12.0}
+        for s, t in ((0, 25.0), (1, 30.0))
     ]
-    assert config_differences(runs) == {"data.only": ["null", ABSENT], "staleness.bound": ["0", "1"]}
+    n = headline(run_of(tmp_path, *rows))
+    assert (n.seconds, n.tokens_per_s, n.generated_per_s, n.steps_per_s) == (30.0, 80 / 10, 120 / 10, 2 / 10)
+
+
+def test_counts_are_summed_over_the_steps(tmp_path: Path) -> None:
+    rows = [
+        {"kind": "train", "train/step": s, "coord/pull_count": 2, "rollout/preemptions": s} for s in range(3)
+    ]
+    assert headline(run_of(tmp_path, *rows)).counts == {"pulls": 6, "preemptions": 3}
+
+
+def test_the_bound_is_the_ledger_s_and_only_without_one_the_config_s(tmp_path: Path) -> None:
+    """Policy sync keeps 0, whatever the config says."""
+    config, start = "staleness: {bound: 3}\n", {"kind": "start", "bound": 0}
+    assert headline(run_of(tmp_path / "a", *STEPS, ledger=(start,), config=config)).bound == 0
+    assert headline(run_of(tmp_path / "b", *STEPS, config=config)).bound == 3
+
+
+def test_mean_lengths_weigh_each_step_by_its_trajectories(tmp_path: Path) -> None:
+    rows = [
+        {
+            "kind": "train",
+            "train/step": 0,
+            "lengths/sampled/8": 3,
+            "lengths/sampled/mean": 10.0,
+            "lengths/trained/8": 1,
+            "lengths/trained/mean": 9.0,
+        },
+        {"kind": "train", "train/step": 1, "lengths/sampled/16": 1, "lengths/sampled/mean": 30.0},
+    ]
+    assert headline(run_of(tmp_path, *rows)).lengths == (15.0, 9.0)
+
+
+def test_without_recorded_lengths_those_trained_on_are_the_ledger_s(tmp_path: Path) -> None:
+    """A masked trajectory, of which nothing was trained on, has no length."""
+    items = [
+        {"id": str(i), "min": 0, "max": 0, "tokens": tokens, "hash": ""}
+        for i, tokens in enumerate((10, 0, 20))
+    ]
+    record = {"kind": "trained", "step": 0, "version": 0, "trajectories": items}
+    assert headline(run_of(tmp_path, *STEPS, ledger=(record,))).lengths == (None, 15.0)

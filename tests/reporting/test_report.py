@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
 from staleflow.errors import RunFolderError
-from staleflow.reporting import figures
+from staleflow.reporting import bars, figures
+from staleflow.reporting.groups import group_runs
 from staleflow.reporting.load import load_run
-from staleflow.reporting.report import terminal_summary, write_report
+from staleflow.reporting.report import comparison, terminal_summary, write_report
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 
@@ -75,7 +78,11 @@ def test_four_runs_stand_side_by_side_in_one_whole_page(page_of_four: Path) -> N
     page = check(page_of_four)
     for needle in (
         "4 runs compared",
+        "Trained tokens a second",
         "Comparison",
+        "What the trainer's time went to",
+        "What the instances' time went to",
+        "Response length, sampled and trained",
         "What held them up",
         "Learning",
         "Staleness",
@@ -90,7 +97,7 @@ def test_four_runs_stand_side_by_side_in_one_whole_page(page_of_four: Path) -> N
     ):
         assert needle in page.text, needle
     assert "not measured" not in page.text
-    assert page.tags.count("svg") == 8 + 4 + 4
+    assert page.tags.count("svg") == 12 + 4 + 4
 
 
 def test_the_page_refers_to_nothing_outside_itself(page_of_four: Path) -> None:
@@ -191,15 +198,107 @@ def test_an_unwritable_output_is_the_user_s_error(make_run: Callable[..., Path],
 def test_the_terminal_summary_has_every_run_within_80_columns(four: list[Path]) -> None:
     text = terminal_summary(four, width=80)
     assert max(len(line) for line in text.splitlines()) <= 80
-    for needle in ("eta0", "eta3", "staleness max", "sampled accuracy", "0 violations", "trainer waited"):
+    for needle in ("eta0", "eta3", "staleness max", "accuracy, last", "0 violations", "trainer waited"):
         assert needle in text
-    accuracies = re.findall(r"0\.\d{3} → 0\.\d{3}", text)
-    assert len(accuracies) == 4
+    assert len(re.findall(r"0\.\d{3}", next(x for x in text.splitlines() if "accuracy, last" in x))) == 4
 
 
 def test_more_runs_than_fit_side_by_side_are_rows(four: list[Path]) -> None:
-    lines = terminal_summary([*four, four[0]], width=160).splitlines()
-    assert sum(line.lstrip().startswith("eta") and "violations" in line for line in lines) == 5
+    lines = terminal_summary([*four, *four[:2]], width=160).splitlines()
+    assert sum(line.lstrip().startswith("eta") and "violations" in line for line in lines) == 6
+
+
+POLICIES = {"sync": 0, "strict": 1, "staleflow": 1}
+
+
+@pytest.fixture(scope="module")
+def policies(tmp_path_factory: pytest.TempPathFactory, run_writer: Callable[..., Path]) -> list[Path]:
+    """Two seeds of three policies; η differs, too, for sync keeps 0. The trainer waits for other things."""
+    root = tmp_path_factory.mktemp("policies")
+    return [
+        run_writer(
+            root / f"policy={policy},seed={seed}",
+            policy=policy,
+            bound=bound,
+            seed=seed,
+            steps=8,
+            cause="longest" if policy == "strict" else "rollout",
+        )
+        for policy, bound in POLICIES.items()
+        for seed in (0, 1)
+    ]
+
+
+@pytest.fixture(scope="module")
+def page_of_policies(policies: list[Path]) -> Path:
+    output = policies[0].parent / "policies.html"
+    write_report(policies, output)
+    return output
+
+
+def test_seeds_of_a_setting_are_one_column_with_median_and_spread(page_of_policies: Path) -> None:
+    page = check(page_of_policies)
+    for needle in (
+        "3 settings compared, 6 runs",
+        "strict, η=1",
+        "2 of 2 clean",
+        "throughput against sync, η=0",
+        "latency-bound",
+        "rollout-bound",
+        "Median over the seeds; below it, least and most.",
+        "Buffers · staleflow, η=1",
+        "Of policy=sync,seed=0, the first of its seeds.",
+        "Sums over the seeds; the check is of each run.",
+        "1 event · policy=strict,seed=1",
+    ):
+        assert needle in page.text, needle
+    assert "not measured" not in page.text
+    assert "run.seed" not in re.sub(r"<pre>.*?</pre>", "", page.text)
+
+
+def test_the_terminal_shows_the_same_groups(policies: list[Path]) -> None:
+    lines = terminal_summary(policies, width=80).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0].split("  ")[-1].strip() == "staleflow, η=1"
+    waited = next(line for line in lines if line.startswith("trainer waited"))
+    assert waited.count("%") == 3
+    assert sum("latency-bound" in line for line in lines) == 1
+    assert "2 of 2 clean" in next(line for line in lines if line.startswith("audit"))
+
+
+def test_json_has_the_same_figures_and_those_of_each_run(policies: list[Path]) -> None:
+    found = json.loads(json.dumps(comparison(policies)))
+    assert found["throughput_against"] == "sync, η=0"
+    sync, strict, staleflow = found["groups"]
+    assert (strict["label"], strict["bottleneck"]["kind"]) == ("strict, η=1", "latency-bound")
+    assert staleflow["keys"] == {"staleness.bound": "1", "coordination.policy": "staleflow"}
+    assert [run["seed"] for run in sync["runs"]] == [0, 1]
+    assert [run["violations"] for run in sync["runs"]] == [0, 0]
+    rate = sync["figures"]["trained_tokens_per_s"]
+    assert rate["min"] == min(rate["runs"])
+    assert rate["median"] == sum(rate["runs"]) / 2
+    assert sync["throughput_ratio"] == 1.0
+    assert sync["figures"]["staleness_bound"]["median"] == 0
+    shares = [sync["figures"][f"tokens_{fate}_share"]["median"] for fate in ("trained", "filtered")]
+    assert 0.9 < sum(shares) < 1.0
+    assert sync["bottleneck"]["split_now"] == [2.0, 1.0]
+
+
+def test_the_best_throughput_is_marked_once(page_of_policies: Path) -> None:
+    lines = re.findall(r"<tr><td>([^<]*)</td>(.*?)</tr>", page_of_policies.read_text())
+    marked = {title: cells.count("class=best") for title, cells in lines if "class=best" in cells}
+    assert marked.items() <= {"trained tokens/s": 1, "accuracy, last": 1}.items()
+
+
+def test_runs_of_before_time_was_recorded_are_still_read(
+    make_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    folders = [make_run(f"old{seed}", steps=8, seed=seed, recorded=False) for seed in (0, 1)]
+    write_report(folders, tmp_path / "report.html")
+    text = check(tmp_path / "report.html").text
+    assert "Standing still" in text
+    assert "rollout-bound: the trainer waited" in text
+    assert "instances idle" in terminal_summary(folders)
 
 
 def test_smoothing_leaves_short_curves_and_constants_alone() -> None:
@@ -211,13 +310,17 @@ def test_a_figure_without_data_is_none(make_run: Callable[..., Path]) -> None:
     folder = make_run("demo", steps=1)
     (folder / "ledger.jsonl").unlink()
     (folder / "metrics.jsonl").write_text("")
-    run = load_run(folder)
+    groups = group_runs([load_run(folder)])
     for draw in (
         figures.reward,
         figures.staleness,
         figures.response_lengths,
-        figures.timings,
-        figures.token_fates,
+        figures.sampled_and_trained,
         figures.signals,
+        bars.throughput,
+        bars.trainer_time,
+        bars.instance_time,
+        bars.timings,
+        partial(bars.token_fates, half=True),
     ):
-        assert draw([run]) is None
+        assert draw(groups) is None
