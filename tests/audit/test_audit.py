@@ -457,6 +457,31 @@ def firm_group_promoted(lines):
     insert(lines, of(lines, "reserve", "e0-p3-a0") + 1, {"kind": "promote", "group": "e0-p3-a0"})
 
 
+@plants("over_capacity", offender={"group": X})
+def spare_promoted_above_capacity(lines):
+    at = of(lines, "reserve", "e0-p3-a0") + 1
+    insert(lines, at, reserve(0, spare=True), {"kind": "promote", "group": X}, release())
+
+
+@plants("not_placeable", offender={"group": X})
+def spare_promoted_where_earlier_deadlines_fill_the_buffer(lines):
+    at = nth(lines, "trained", 0) + 1
+    insert(lines, at, reserve(0, spare=True), {"kind": "promote", "group": X}, release())
+
+
+@plants("not_placeable", offender={"group": X})
+def old_spare_swapped_in_where_earlier_deadlines_fill_the_buffer(lines):
+    young = "e0-p91-a0"  # of deadline 6; p13 and p14, of deadline 5, fill buffer 5
+    insert(
+        lines,
+        len(lines) - 1,
+        reserve(5, young),
+        reserve(4, spare=True),
+        {"kind": "occupy", "group": X},
+        {"kind": "swap", "spare": X, "firm": young},
+    )
+
+
 @plants("swap_kind", offender={"group": "e0-p3-a0"})
 def firm_swapped_for_firm(lines):
     insert(

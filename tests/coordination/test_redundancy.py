@@ -31,7 +31,7 @@ def test_the_first_rewarded_members_are_kept_and_the_others_are_aborted_at_once(
 
 
 def test_a_failed_member_is_not_kept_as_long_as_another_may_come() -> None:
-    """F25: two of three are kept; a0 failed, so the group waits for a2 instead of training on a masked one."""
+    """F25: two of three are kept; a0 failed, so the group waits for a2 and trains on no masked one."""
     hand = Hand(batch_size=1, group_size=2)
     hand.draw("a", members=3)
     hand.start("a")
@@ -244,7 +244,7 @@ def test_after_the_last_batch_no_spare_goes_on() -> None:
 
 
 def test_the_prompt_of_an_expired_spare_makes_the_last_smaller_batch() -> None:
-    """Batches of 3, four prompts, bound 0: three firm and one spare; the spare's prompt makes the last batch."""
+    """Batches of 3, four prompts, bound 0: three firm and one spare, which is alone in the end."""
     hand = Hand(bound=0, batch_size=3, spares=1)
     hand.draw("a", "b", "c", "d")
     hand.start("a", "b", "c")

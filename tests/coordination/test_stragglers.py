@@ -181,7 +181,7 @@ def test_in_the_last_step_there_is_room_that_no_step_needs(action: StragglerActi
 
 
 def test_training_waits_for_the_groups_that_are_done_soonest() -> None:
-    """Batches of 2, c = 1, bound 1: x of deadline 1 must be done; of y and z, deadline 2, nobody is needed."""
+    """Batches of 2, c = 1, bound 1: x of deadline 1 must be done, y and z of deadline 2 need not."""
     buffer = StalenessBuffer(bound=1, batch_size=2, next_buffer=1)
     buffer.reserve("x", 0)
     for group in ("w", "y", "z"):
