@@ -91,7 +91,7 @@ def _check(points: Sequence[StepPoint]) -> None:
             f"a cost model needs steps with at least two running counts, and there is {found}: measure more"
         )
     rows = [(p.kv_tokens / p.seconds, p.running / p.seconds, 1 / p.seconds) for p in points]
-    gram = _gram(list(zip(*rows, strict=True)))
+    gram = gram_matrix(list(zip(*rows, strict=True)))
     if _solve(gram, [0.0, 0.0, 0.0]) is None:
         raise UserError(
             "a cost model needs steps in which the cached tokens vary for the same running count, and they "
@@ -111,7 +111,7 @@ def fit_steps(points: Sequence[StepPoint], knees: Sequence[float] | None = None)
     best, least = None, float("inf")
     for knee, columns, following in _linear_forms(points, counts, knees):
         targets = [sqrt(point.weight) for point in points]
-        found, error = nnls(_gram(columns), [sum(map(mul, c, targets)) for c in columns])
+        found, error = nnls(gram_matrix(columns), [sum(map(mul, c, targets)) for c in columns])
         if following is None:
             k1, k3, k4, prefill = found
             k2 = k3 * knee
@@ -176,7 +176,8 @@ def nnls(gram: Sequence[Sequence[float]], moment: Sequence[float]) -> tuple[list
     return best, least
 
 
-def _gram(columns: Sequence[Sequence[float]]) -> list[list[float]]:
+def gram_matrix(columns: Sequence[Sequence[float]]) -> list[list[float]]:
+    """The dot product of each column with each."""
     size = len(columns)
     gram = [[0.0] * size for _ in range(size)]
     for i in range(size):

@@ -2,7 +2,7 @@
 
 Invariants: an observation is predicted before it is learned from, so `error` is never flattered; with
 `refine` off nothing is learned; a constant changes only by a refit (the pull's by each pull seen), is never
-negative, and no refit takes it below `_KEPT_SHARE` of what it was, so that noise cannot zero it.
+negative, and no refit takes a step's below `_KEPT_SHARE` of what it was, so that noise cannot zero it.
 
 An observation is the difference between two reports of one incarnation: mean running count, cached tokens
 and joining tokens of the steps between, and the mean time of a step. Of many instances only some pairs of
@@ -12,8 +12,8 @@ A refit knows two things apart. *How fast* all is shows in any observation: the 
 the median of measured over predicted. *Which part* costs what shows only when load varies: so the scaled
 old model joins the fit as points of little weight, which decide where the observations are silent.
 
-Pulls tell what steps alone leave vague: the time of a pull is its own and the rebuilding of KV, so a token's
-prefill costs at most a pull's time by the tokens rebuilt.
+Prefill is learned from pulls that rebuild KV, where it takes most of the time, and only as long as there are
+none from the steps in which trajectories join, where it is lost in the noise.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import sqrt
+from operator import mul
 from statistics import median
 
-from staleflow.coordination.cost_fit import StepPoint, fit_steps, predicted_s
+from staleflow.coordination.cost_fit import StepPoint, fit_steps, gram_matrix, nnls, predicted_s
 from staleflow.coordination.cost_model import CostModel
 from staleflow.coordination.reports import InstanceReport
 
@@ -37,8 +39,8 @@ LOOKED_AT = 16
 """Instances of which, about, a pair of reports is looked at in one round of all."""
 ERROR_MEMORY = 0.05
 """Weight of the newest observation in `error`: about the last twenty count."""
-_PULL_MEMORY = 0.2
-"""Weight of the newest pull."""
+PULLS = 32
+"""Pulls that are looked at."""
 _PRIOR_SHARE = 0.1
 """Weight of the old model in a refit, as a share of the window's."""
 _KEPT_SHARE = 0.1
@@ -73,8 +75,7 @@ class OnlineCosts:
         self._window: deque[StepPoint] = deque(maxlen=WINDOW)
         self._since_refit = 0
         self._refit_at = FIRST_REFIT
-        self._pull_s = start.pull  # may be negative, as long as rebuilding is thought too dear
-        self._pulled_s = self._rebuilt = 0.0  # of pulls that rebuilt KV, older ones counting less
+        self._pulls: deque[tuple[float, float]] = deque(maxlen=PULLS)  # tokens rebuilt, seconds
         self._names: set[str] = set()
         self._begun: dict[str, _Counters] = {}  # pairs of which the first report was seen
         self._reports = 0
@@ -112,18 +113,12 @@ class OnlineCosts:
             del self._begun[report.instance]
 
     def _learn_pull(self, last: _Counters, now: _Counters) -> None:
-        seconds, rebuilt = now.pull_s - last.pull_s, now.rebuilt - last.rebuilt
-        if rebuilt:
-            self._pulled_s += seconds - _PULL_MEMORY * self._pulled_s
-            self._rebuilt += rebuilt - _PULL_MEMORY * self._rebuilt
-        prefill = min(self._model.prefill, self._most_prefill)
-        own_s = (seconds - prefill * rebuilt) / (now.pulls - last.pulls)
-        self._pull_s += _PULL_MEMORY * (own_s - self._pull_s)
-        self._model = replace(self._model, prefill=prefill, pull=max(0.0, self._pull_s))
-
-    @property
-    def _most_prefill(self) -> float:
-        return self._pulled_s / self._rebuilt if self._rebuilt else float("inf")
+        pulls = now.pulls - last.pulls
+        seconds = (now.pull_s - last.pull_s) / pulls
+        if seconds > 0:
+            self._pulls.append(((now.rebuilt - last.rebuilt) / pulls, seconds))
+            pull, prefill = pull_costs(self._model, tuple(self._pulls))
+            self._model = replace(self._model, pull=pull, prefill=prefill)
 
     def _learn_step(self, point: StepPoint) -> None:
         error = abs(predicted_s(self._model, point) / point.seconds - 1)
@@ -135,24 +130,21 @@ class OnlineCosts:
         if self._since_refit >= self._refit_at:
             self._since_refit = 0
             self._refit_at = min(2 * self._refit_at, REFIT_EVERY)
-            self._model = refitted(self._model, tuple(self._window), self._most_prefill)
+            known = any(rebuilt for rebuilt, _ in self._pulls)
+            self._model = refitted(self._model, tuple(self._window), keep_prefill=known)
 
 
-def refitted(model: CostModel, points: Sequence[StepPoint], most_prefill: float = float("inf")) -> CostModel:
-    """The model after a look at these points, which need not tell all constants apart. Pull is kept.
-
-    `most_prefill`: seconds per token that prefill takes at most.
-    """
+def refitted(model: CostModel, points: Sequence[StepPoint], *, keep_prefill: bool = False) -> CostModel:
+    """The model after a look at these points, which need not tell all constants apart. Pull is kept."""
     ratios = [point.seconds / max(predicted_s(model, point), 1e-12) for point in points]
     old = _scaled(model, median(ratios))
     prior = _asked(old, points)
+    if keep_prefill:
+        points, prior = _without(model.prefill, points), _without(old.prefill, prior)
     knees = _spread({point.running for point in points}, _KNEES)
     if old.k3 > 0:
         knees.append(old.k2 / old.k3)
     new = fit_steps([*points, *prior], knees)
-    if new.prefill > most_prefill:
-        points, prior = _without(most_prefill, points), _without(most_prefill, prior)
-        new = fit_steps([*points, *prior], knees)
     # Again, with those that the first fit cannot explain (a machine that paused) counting less.
     errors = [abs(predicted_s(new, point) / point.seconds - 1) for point in points]
     usual = 2 * median(errors)
@@ -165,9 +157,26 @@ def refitted(model: CostModel, points: Sequence[StepPoint], most_prefill: float 
         k2=max(new.k2, _KEPT_SHARE * old.k2),
         k3=max(new.k3, _KEPT_SHARE * old.k3),
         k4=max(new.k4, _KEPT_SHARE * old.k4),
-        prefill=min(most_prefill, max(new.prefill, _KEPT_SHARE * old.prefill)),
+        prefill=model.prefill if keep_prefill else max(new.prefill, _KEPT_SHARE * old.prefill),
         pull=model.pull,
     )
+
+
+def pull_costs(model: CostModel, pulls: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """(pull, prefill) after a look at pulls: (tokens rebuilt, seconds above 0) each.
+
+    As for the steps, the old constants, scaled, decide what the pulls do not show.
+    """
+    told = [model.pull + model.prefill_s(rebuilt) for rebuilt, _ in pulls]
+    factor = median(seconds / max(old, 1e-12) for (_, seconds), old in zip(pulls, told, strict=True))
+    most = max(rebuilt for rebuilt, _ in pulls)
+    asked = [(0.0, factor * model.pull), (most, factor * (model.pull + model.prefill_s(most)))]
+    weight = sqrt(_PRIOR_SHARE * len(pulls) / len(asked))
+    rows = [(1 / s, rebuilt / s, 1.0) for rebuilt, s in pulls]
+    rows += [(weight / s, weight * rebuilt / s, weight) for rebuilt, s in asked if s > 0]
+    own, token, one = zip(*rows, strict=True)
+    (pull, prefill), _ = nnls(gram_matrix([own, token]), [sum(map(mul, c, one)) for c in (own, token)])
+    return pull, prefill if most > 0 else model.prefill
 
 
 def _scaled(model: CostModel, factor: float) -> CostModel:
