@@ -27,12 +27,13 @@ from staleflow.coordination.effects import (
     Effect,
     Finish,
     GiveUp,
+    Resample,
     Score,
     Send,
     Train,
+    Truncate,
 )
 from staleflow.coordination.events import (
-    DrawnGroup,
     Event,
     GroupsDrawn,
     InstanceJoined,
@@ -50,7 +51,7 @@ from staleflow.simulation.instance import SimulatedInstance
 from staleflow.simulation.measures import Measures
 from staleflow.simulation.result import SimulationResult
 from staleflow.simulation.settings import ClusterSettings, Outage
-from staleflow.simulation.trajectory import SimulatedTrajectory
+from staleflow.simulation.store import TrajectoryStore
 
 AppendRecord = Callable[[Record, int, int], None]
 """(record, sequence number, attempt): `LedgerWriter.append` is one."""
@@ -86,15 +87,13 @@ class SimulatedCluster:
         """Those that have acknowledged something and nothing else: only the next cycle wants to know it."""
         self._progress_foreseen = False
         self._slowness = dict.fromkeys(range(settings.instances), 1.0)
-        self._trajectories: dict[str, SimulatedTrajectory] = {}
-        self._leaving: dict[str, str] = {}
         self._given_up: set[str] = set()
-        self._drawn = 0
         self._version = 0
         self._idle_since = 0.0
         workers = settings.reward_workers
         self._rewards_free = None if workers is None else [0.0] * workers
         self._measures = Measures()
+        self._store = TrajectoryStore(settings, self._measures.tokens)
 
     # ------------------------------------------------------------------ the loop
 
@@ -194,8 +193,13 @@ class SimulatedCluster:
                 case DrawGroups(count=count, padding=padding):
                     self._draw(count, padding)
                 case Discard(trajectory_ids=ids, reason=reason):
-                    for trajectory_id in ids:
-                        self._discard(trajectory_id, reason)
+                    self._store.discard(ids, reason)
+                    if self._given_up:
+                        self._given_up.difference_update(ids)
+                case Resample(trajectory_id=trajectory_id, new_id=new_id):
+                    self._store.resample(trajectory_id, new_id)
+                case Truncate(trajectory_id=trajectory_id):
+                    self._store.truncate(trajectory_id)
                 case GiveUp(trajectory_id=trajectory_id):
                     self._given_up.add(trajectory_id)
                 case Train():
@@ -211,44 +215,10 @@ class SimulatedCluster:
             self._touched[command.instance] = instance
 
     def _draw(self, count: int, padding: bool) -> None:
-        settings = self._settings
-        available = count
-        if settings.prompts is not None and not padding:
-            available = min(count, settings.prompts - self._drawn)
-        groups = []
-        for number in range(self._drawn, self._drawn + available):
-            group_id = f"e0-p{number}-a0"
-            members = tuple([f"{group_id}-m{m}" for m in range(settings.group_size + settings.surplus)])
-            for member, length in zip(members, settings.lengths(group_id, members), strict=True):
-                self._trajectories[member] = SimulatedTrajectory(
-                    member,
-                    group_id,
-                    prompt=settings.prompt_length,
-                    target=settings.prompt_length + max(1, min(length, settings.max_new_tokens)),
-                    truncated=length >= settings.max_new_tokens,
-                )
-            groups.append(
-                DrawnGroup(group_id=group_id, members=members, prompt_length=settings.prompt_length)
-            )
-        self._drawn += available
-        self._tell(GroupsDrawn(groups=tuple(groups)))
-        if available < count:
+        groups, exhausted = self._store.draw(count, padding=padding)
+        self._tell(GroupsDrawn(groups=groups))
+        if exhausted:
             self._tell(SourceExhausted())
-
-    def _discard(self, trajectory_id: str, reason: str) -> None:
-        trajectory = self._trajectories[trajectory_id]
-        if trajectory.instance is not None:
-            self._leaving[trajectory_id] = reason  # it goes on until its Abort has come
-        else:
-            self._measures.tokens[reason] += trajectory.response
-            self._given_up.discard(trajectory_id)
-            del self._trajectories[trajectory_id]
-
-    def _leave(self, trajectory_id: str) -> None:
-        """It is on no instance any more: drop it, if it was discarded meanwhile."""
-        reason = self._leaving.pop(trajectory_id, None)
-        if reason is not None:
-            self._discard(trajectory_id, reason)
 
     # ------------------------------------------------------------------ reward and training
 
@@ -265,7 +235,7 @@ class SimulatedCluster:
             self._foresee(done, self._rewarded, trajectory_id)
 
     def _rewarded(self, trajectory_id: str) -> None:
-        trajectory = self._trajectories.get(trajectory_id)
+        trajectory = self._store.find(trajectory_id)
         if trajectory is not None:
             self._tell(
                 Rewarded(
@@ -278,7 +248,7 @@ class SimulatedCluster:
 
     def _train(self, effect: Train) -> None:
         costs = self._settings.trainer
-        members = [self._trajectories.pop(m) for _, group in effect.groups for m in group]
+        members = self._store.take(m for _, group in effect.groups for m in group)
         seconds = costs.fixed_s + costs.token_s * sum(t.base for t in members) + costs.push_s
         self._measures.begin_step(effect.step, members, began=self.now, idle_since=self._idle_since)
         trained = tuple(
@@ -316,7 +286,7 @@ class SimulatedCluster:
             kv_capacity=settings.kv_capacity,
             max_running=settings.max_running,
             on_pull=settings.on_pull,
-            find=self._find,
+            find=self._store.find,
             newest=self._newest,
             began=self.now,
             slowness=self._slowness[number],
@@ -331,9 +301,6 @@ class SimulatedCluster:
                 max_running=settings.max_running,
             )
         )
-
-    def _find(self, trajectory_id: str) -> SimulatedTrajectory | None:
-        return self._trajectories.get(trajectory_id)
 
     def _newest(self) -> int:
         return self._version
@@ -369,12 +336,8 @@ class SimulatedCluster:
 
     def _deliver_report(self, instance: SimulatedInstance, *, progress: bool) -> None:
         report = instance.take_report(progress=progress)
-        if self._leaving:
-            # Some end, or are interrupted, before their Abort comes.
-            for trajectory_id in report.aborted:
-                self._leave(trajectory_id)
-            for gone in (*report.finished, *report.interrupted):
-                self._leave(gone.trajectory_id)
+        self._store.left(report.aborted)
+        self._store.left(t.trajectory_id for t in (*report.finished, *report.interrupted))
         if self._settings.report_s > 0:
             self._foresee(self.now + self._settings.report_s, self._reported, report)
         else:
@@ -397,8 +360,7 @@ class SimulatedCluster:
         self._measures.tokens["lost"] += sum(t.cut(t.reported) for t in held)
         self._measures.left(instance, self.now)
         lengths = tuple((t.trajectory_id, t.base) for t in held)
-        for trajectory in held:
-            self._leave(trajectory.trajectory_id)
+        self._store.left(t.trajectory_id for t in held)
         event = InstanceLost(
             instance=name, incarnation=instance.incarnation, lengths=lengths, reason="scripted outage"
         )
@@ -421,10 +383,8 @@ class SimulatedCluster:
             instance.settle(self.now)
             held = instance.stop()
             self._measures.left(instance, self.now)
-            for trajectory in held:
-                self._leave(trajectory.trajectory_id)
-        for trajectory in self._trajectories.values():
-            self._measures.tokens["in_flight"] += trajectory.response
+            self._store.left(t.trajectory_id for t in held)
+        self._measures.tokens["in_flight"] += sum(t.response for t in self._store.living())
         return self._measures.result(reason, self.now)
 
 

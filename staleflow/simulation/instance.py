@@ -91,6 +91,7 @@ class SimulatedInstance:
         """Part of `busy_s`."""
         self.pull_s = 0.0
         self.pulls = 0
+        self.rebuilt = 0
         self._start_report()
 
     def _start_report(self) -> None:
@@ -213,6 +214,7 @@ class SimulatedInstance:
             generated_tokens=self.generated,
             busy_seconds=self.busy_s,
             pull_seconds=self.pull_s,
+            rebuilt_tokens=self.rebuilt,
             pulls=self.pulls,
             decode_steps=self.steps,
             running_steps=self.running_steps,
@@ -428,12 +430,12 @@ class SimulatedInstance:
         newest = self._newest()
         if newest <= self.version:
             return  # an earlier pull brought more than it was asked for
-        seconds = self._costs.pull
         for trajectory in self._running.values():
             trajectory.fold(self.steps, self.version)
-        if self._on_pull == "recompute":
-            seconds += self._costs.prefill * (self._kv - self._due)
+        rebuilt = self._kv - self._due if self._on_pull == "recompute" else 0
+        seconds = self._costs.pull + self._costs.prefill * rebuilt
         self.version = newest
         self.at += seconds * self.slowness
         self.pull_s += seconds * self.slowness
         self.pulls += 1
+        self.rebuilt += rebuilt

@@ -1,9 +1,9 @@
 """How long simulated responses are.
 
-Invariant: a length is a function of (seed, group id, trajectory id) and of nothing else, so that policies
-are compared on the same work, and an interrupted trajectory ends where it would have ended.
+Invariant: a length is a function of (seed, prompt, trajectory id) and of nothing else, so that policies are
+compared on the same work, and an interrupted trajectory ends where it would have ended.
 
-A `Lengths` is asked once for each group, when it is drawn.
+A `Lengths` is asked once for each group, when it is drawn, and for a trajectory that is sampled anew.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from collections.abc import Callable, Sequence
 from statistics import NormalDist
 
 Lengths = Callable[[str, Sequence[str]], list[int]]
-"""(group id, its trajectory ids) -> response tokens of each, at least 1."""
+"""(prompt, ids of trajectories of a group of it) -> response tokens of each, at least 1."""
 
 _NORMAL = NormalDist()
 
 
 def fixed(tokens: int) -> Lengths:
     """Every response takes `tokens` tokens."""
-    return lambda group_id, members: [tokens] * len(members)
+    return lambda prompt, members: [tokens] * len(members)
 
 
 def evenly(low: int, high: int, *, seed: int) -> Lengths:
     """Uniform over the integers from `low` to `high`, both included."""
 
-    def lengths(group_id: str, members: Sequence[str]) -> list[int]:
+    def lengths(prompt: str, members: Sequence[str]) -> list[int]:
         return [low + int(_uniform(seed, m) * (high - low + 1)) for m in members]
 
     return lengths
@@ -46,8 +46,8 @@ def lognormal(
     _check_share("truncated", truncated)
     common, own = math.sqrt(correlation), math.sqrt(1.0 - correlation)
 
-    def lengths(group_id: str, members: Sequence[str]) -> list[int]:
-        group = common * _normal(_uniform(seed, group_id)) if common else 0.0
+    def lengths(prompt: str, members: Sequence[str]) -> list[int]:
+        group = common * _normal(_uniform(seed, prompt)) if common else 0.0
         result = []
         for member in members:
             first, second = _uniforms(seed, member)
@@ -67,8 +67,8 @@ def bimodal(
     """Two lognormal modes with medians `short` and `long`; a group is long as a whole with `long_share`."""
     _check_share("long_share", long_share)
 
-    def lengths(group_id: str, members: Sequence[str]) -> list[int]:
-        median = long if _uniform(seed, group_id) < long_share else short
+    def lengths(prompt: str, members: Sequence[str]) -> list[int]:
+        median = long if _uniform(seed, prompt) < long_share else short
         tokens = [median * math.exp(sigma * _normal(_uniform(seed, m))) for m in members]
         return [max(1, min(most, round(t))) for t in tokens]
 
@@ -76,15 +76,15 @@ def bimodal(
 
 
 def replay(recorded: Sequence[Sequence[int]], *, seed: int) -> Lengths:
-    """Recorded groups of response lengths, each simulated group being one of them drawn by its id.
+    """Recorded groups of response lengths, each prompt standing for one of them.
 
     A group with more members than the record takes lengths from the record's beginning again.
     """
     if not recorded or not all(recorded):
         raise ValueError("replay needs at least one group, and no empty one")
 
-    def lengths(group_id: str, members: Sequence[str]) -> list[int]:
-        group = recorded[int(_uniform(seed, group_id) * len(recorded))]
+    def lengths(prompt: str, members: Sequence[str]) -> list[int]:
+        group = recorded[int(_uniform(seed, prompt) * len(recorded))]
         return [group[k % len(group)] for k in range(len(members))]
 
     return lengths

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from staleflow.coordination.batches import BatchSettings, GroupFilter
 from staleflow.coordination.control import Control, Patience
 from staleflow.coordination.coordinator import Coordinator
+from staleflow.coordination.online_costs import OnlineCosts
+from staleflow.coordination.policies import PolicySettings, build_coordinator, effective_bound
+from staleflow.coordination.stragglers import StragglerRule
 from staleflow.protocol.buffer import StalenessBuffer
 from staleflow.protocol.records import LastBatch, Start
 from staleflow.simulation.cluster import SimulatedCluster
@@ -24,6 +28,9 @@ def simulate(
     bound: int,
     batch_size: int,
     steps: int,
+    costs: OnlineCosts | None = None,
+    spare_groups: int = 0,
+    stragglers: StragglerRule | None = None,
     last_batch: LastBatch = "train",
     expected_response: int | None = None,
     group_filter: GroupFilter | None = None,
@@ -32,25 +39,29 @@ def simulate(
 ) -> SimulationResult:
     """Run `steps` training steps of `batch_size` groups under the staleness bound, in simulated time.
 
-    `coordinator` must be a fresh one. `expected_response`: tokens expected of a response before one has been
-    seen (None: half of max_new_tokens). `ledger`: a new file for the records. Raises RunFailed when the
-    cluster comes to a stand.
+    `coordinator` must be a fresh one. `costs`: what the coordinator thinks the instances cost (None: exactly
+    what they do cost). `spare_groups`: redundant groups at once; redundant members are
+    `ClusterSettings.surplus`. `expected_response`: tokens expected of a response before one has been seen
+    (None: a quarter of max_new_tokens, as in a run). `ledger`: a new file for the records. Raises RunFailed
+    when the cluster comes to a stand.
     """
     control = Control(
-        buffer=StalenessBuffer(bound=bound, batch_size=batch_size),
+        buffer=StalenessBuffer(bound=bound, batch_size=batch_size, spare_limit=spare_groups),
         coordinator=coordinator,
         batches=BatchSettings(steps=steps, group_size=cluster.group_size, last_batch=last_batch),
         # Simulated instances never lose a trajectory without saying so, and report lengths rarely.
         patience=Patience(stall_after_s=math.inf),
-        expected_response=expected_response or max(1, cluster.max_new_tokens // 2),
+        expected_response=expected_response or max(1, cluster.max_new_tokens // 4),
         group_filter=group_filter,
+        stragglers=stragglers,
+        costs=costs or OnlineCosts(cluster.costs, refine=False),
     )
     opening = Start(
         bound=bound,
         batch_size=batch_size,
         group_size=cluster.group_size,
         last_batch=last_batch,
-        spare_limit=0,
+        spare_limit=spare_groups,
     )
     if ledger is None:
         return SimulatedCluster(control=control, settings=cluster, opening=opening).run(
@@ -59,6 +70,59 @@ def simulate(
     with LedgerWriter(ledger) as writer:
         run = SimulatedCluster(control=control, settings=cluster, opening=opening, append=writer.append)
         return run.run(max_seconds=max_seconds)
+
+
+def simulate_policy(
+    policy: str,
+    cluster: ClusterSettings,
+    *,
+    bound: int,
+    batch_size: int,
+    steps: int,
+    tuning: PolicySettings | None = None,
+    max_seconds: float | None = None,
+    ledger: Path | None = None,
+) -> SimulationResult:
+    """`simulate` with a policy by its name, at the bound that it keeps."""
+    tuning = replace(tuning or PolicySettings(), recompute=cluster.on_pull == "recompute")
+    return simulate(
+        build_coordinator(policy, tuning),
+        cluster,
+        bound=effective_bound(policy, bound),
+        batch_size=batch_size,
+        steps=steps,
+        max_seconds=max_seconds,
+        ledger=ledger,
+    )
+
+
+def compare(
+    policies: Mapping[str, tuple[str, PolicySettings]],
+    clusters: Sequence[ClusterSettings],
+    *,
+    bound: int,
+    batch_size: int,
+    steps: int,
+    skip: int,
+    leave: int,
+) -> dict[str, list[dict[str, float]]]:
+    """Each policy (a label, its name, its tuning) on each cluster, which differ by the seed of their lengths.
+
+    Returns the `summary` of each run by label, in the order of the clusters.
+    """
+    return {
+        label: [
+            summary(
+                simulate_policy(
+                    policy, cluster, bound=bound, batch_size=batch_size, steps=steps, tuning=tuning
+                ),
+                skip=skip,
+                leave=leave,
+            )
+            for cluster in clusters
+        ]
+        for label, (policy, tuning) in policies.items()
+    }
 
 
 def summary(result: SimulationResult, *, skip: int = 0, leave: int = 0) -> dict[str, float]:
