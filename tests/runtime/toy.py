@@ -125,5 +125,5 @@ def opening(config: Config) -> Start:
         batch_size=config.data.batch_size,
         group_size=config.data.group_size,
         last_batch=config.data.last_batch,
-        spare_limit=0,
+        spare_limit=config.redundancy.groups,
     )
