@@ -66,6 +66,8 @@ class Cost:
     """`Control.handle` of any other event, mean."""
     commands: float
     """In an interval, mean."""
+    heap_ms: float
+    """Settling the heap once a training step, mean of those seen."""
 
 
 def measure_all(points: list[Point]) -> list[Cost]:
@@ -158,6 +160,7 @@ def _summary(
         reports_ms=fmean(reports),
         other_us=1e6 * sum(i.others_s for i in seen) / max(1, sum(i.others for i in seen)),
         commands=fmean(i.commands for i in seen),
+        heap_ms=fmean(settled) if (settled := [i.heap_s * 1e3 for i in seen if i.heap_s]) else 0.0,
     )
 
 

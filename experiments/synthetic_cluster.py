@@ -33,6 +33,7 @@ from staleflow.coordination.events import (
 )
 from staleflow.coordination.reports import InstanceReport, TrajectoryReport
 from staleflow.protocol.records import Trained
+from staleflow.runtime.heap import Heap
 
 INTERVAL_S = 0.05
 """`coordination.interval_ms` of the default config."""
@@ -89,6 +90,8 @@ class Interval:
     """`handle` of rewards, fresh groups, trained steps and pushes together."""
     others: int
     commands: int
+    heap_s: float
+    """Settling the heap, as the run loop does while the trainer has work; 0 in most intervals."""
 
 
 class SyntheticCluster:
@@ -122,6 +125,8 @@ class SyntheticCluster:
         """Groups to give, since Control asked for some."""
         self._trained_at: int | None = None
         self._train: Train | None = None
+        self._heap = Heap()
+        self._heap_is_due = False
 
     # ------------------------------------------------------------------ the two things measured
 
@@ -169,6 +174,7 @@ class SyntheticCluster:
         effects = self.control.cycle(self._now)
         cycle_s = time.process_time() - began
         self._perform(effects)
+        heap_s = self._settle_heap()
         missing = (self._pending - len(self.control.population.pending)) // GROUP_SIZE
         if self._missing:
             others_s += self._give_groups(max(0, min(missing, self._missing)))
@@ -180,6 +186,7 @@ class SyntheticCluster:
             others_s=others_s,
             others=len(others),
             commands=sum(isinstance(e, Send) for e in effects),
+            heap_s=heap_s,
         )
 
     # ------------------------------------------------------------------ instances
@@ -276,6 +283,7 @@ class SyntheticCluster:
                 self._start(instance, command, max(1, round(self._life() * age)))
                 instance.acked = command.seq
             instance.inbox.clear()
+        self._heap.settle()  # as the step before would have done
 
     # ------------------------------------------------------------------ verifier, trainer, prompts
 
@@ -288,6 +296,14 @@ class SyntheticCluster:
             TrainedStep(record=Trained(step=step, version=step, trajectories=())),
             Pushed(version=step + 1),
         ]
+
+    def _settle_heap(self) -> float:
+        if not self._heap_is_due:
+            return 0.0
+        self._heap_is_due = False
+        began = time.process_time()
+        self._heap.settle()
+        return time.process_time() - began
 
     def _give_groups(self, count: int) -> float:
         first, self._groups = self._groups, self._groups + count
@@ -325,5 +341,6 @@ class SyntheticCluster:
                 case DrawGroups(count=count):
                     self._missing = count
                 case Train():
+                    self._heap_is_due = True
                     self._train = effect
                     self._trained_at = self.intervals + TRAINING_INTERVALS

@@ -68,6 +68,7 @@ from staleflow.runtime.backend import (
     TrainerUp,
 )
 from staleflow.runtime.clock import Clock
+from staleflow.runtime.heap import Heap
 from staleflow.runtime.observer import Observer
 from staleflow.servers.trajectory_server import FAILED, TrajectoryServer
 from staleflow.storage.journal import JournalWriter
@@ -104,8 +105,11 @@ class RunLoop:
         clock: Clock,
         settings: LoopSettings,
         journal: JournalWriter | None = None,
+        heap: Heap | None = None,
     ) -> None:
-        """`opening` is the record that begins this attempt: Start, or Resume."""
+        """`opening` is the record that begins this attempt: Start, or Resume. `heap`: that of this process,
+        where the process is the loop's own.
+        """
         self._control = control
         self._server = server
         self._environment = environment
@@ -116,6 +120,8 @@ class RunLoop:
         self._clock = clock
         self._settings = settings
         self._journal = journal or JournalWriter(None)
+        self._heap = heap
+        self._heap_is_due = False
         self._events: deque[Event] = deque()
         self._working = False
         self._outgoing: dict[str, list[Command]] = {}
@@ -166,6 +172,9 @@ class RunLoop:
         self._observer.coordinated(self._clock.now() - began, in_cycle=True)
         self._perform(effects)
         self._send_off()
+        if self._heap_is_due and self._heap is not None:
+            self._heap.settle()
+        self._heap_is_due = False
         self._observer.tick(self._control, self._server)
         self._journal.flush_if_due()
 
@@ -407,6 +416,7 @@ class RunLoop:
         self._observer.batch(batch, waited_s)
         self._journal.batch(effect.step, waited_s)
         self._backend.train(batch, hold=self._is_evaluated(effect.step + 1))
+        self._heap_is_due = True
 
     def _send_off(self) -> None:
         """Hand over what this turn decided: one message per instance, one for the rewards."""

@@ -47,6 +47,7 @@ class TrajectoryServerActor:
     def run(self) -> str:
         """Run to the end; returns the finish reason."""
         from staleflow.data.environment import SingleTurn
+        from staleflow.runtime.heap import Heap
         from staleflow.runtime.loop import RunLoop
         from staleflow.runtime.ray_backend import RayBackend
         from staleflow.storage.ledger import LedgerWriter
@@ -70,6 +71,7 @@ class TrajectoryServerActor:
             clock=self._clock,
             settings=loop_settings(config),
             journal=make_journal(paths, start, self._observer, self._clock),
+            heap=Heap(),
         )
         if self._stop_early:
             self._loop.request_stop()
