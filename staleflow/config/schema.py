@@ -81,9 +81,9 @@ class Redundancy(Section):
     """Launching more than is trained on, keeping what is done first."""
 
     groups: int = Field(default=0, ge=0)
-    """Spare groups generated beyond those that are guaranteed a place."""
+    """Spare groups generated beyond those that are guaranteed a place; what expires is drawn again."""
     members: int = Field(default=0, ge=0)
-    """Trajectories launched per group beyond data.group_size."""
+    """Trajectories launched per group beyond data.group_size. The first ones are kept, which biases."""
 
 
 class Checkpoint(Section):

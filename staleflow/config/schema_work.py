@@ -109,8 +109,9 @@ class Stragglers(Section):
     """The last unfinished trajectories that training waits for, when nothing else can be started."""
 
     action: Literal["wait", "retry", "truncate"] = "wait"
-    """wait: let them finish; retry: drop and sample anew; truncate: train on what there is. Both of the
-    latter cut off long responses, which biases: the report shows by how much."""
+    """wait: let them finish; retry: drop, and sample anew once; truncate: train on what there is. Both of the
+    latter cut off long responses, which biases: the report shows by how much. Those shorter than the mean
+    response are waited for."""
     at_most: int = Field(default=4, ge=1)
     """Only when no more trajectories than this are unfinished."""
 
