@@ -127,8 +127,8 @@ def _coordination(config: Config) -> Iterator[Problem]:
             if strategy is not None:
                 yield (
                     f"coordination.{part}.strategy",
-                    f"policy {policy} prescribes its own {part}: leave it null, or set coordination.policy to "
-                    "staleflow",
+                    f"policy {policy} prescribes its own {part}: leave it null, or set coordination.policy "
+                    "to staleflow",
                 )
 
 

@@ -32,7 +32,8 @@ def plan_swaps(buffer: StalenessBuffer, left: Callable[[str], Left | None]) -> l
     """
     reserved, occupied = (list(column) for column in zip(*buffer.by_deadline(), strict=True))
     done = sorted((e for e in buffer.spares() if e.occupied), key=lambda e: (e.deadline, e.order))
-    if sum(occupied) + len(done) < buffer.batch_size:
+    enough = sum(occupied) + len(done) >= buffer.batch_size
+    if not done or not enough or buffer.can_consume():
         return []
     sized = [
         (size.unfinished, -size.tokens, e.order, e)
