@@ -27,8 +27,9 @@ from staleflow.errors import RunFolderError
 LOCK_NAME = ".staleflow.lock"
 """Lock file; its presence also marks a folder as a run's."""
 
-MUST_AGREE = ("run.seed", "staleness", "data", "model")
-"""Keys and sections in which a resumed run must have its old values."""
+MUST_AGREE = ("run.seed", "staleness", "data", "redundancy.groups", "model", "coordination.policy")
+"""Keys and sections in which a resumed run must have its old values. The ledger says once, at its start, what
+bound the policy keeps and how many spares there may be."""
 MAY_DIFFER = ("data.epochs", "data.max_filtered_batches")
 """Exceptions: how long the run goes on."""
 

@@ -150,6 +150,7 @@ def test_a_resumed_run_must_agree_in_what_matters(tmp_path: Path) -> None:
 
         now()
         now("run.steps=99", "rollout.instances=1", "data.epochs=3", "checkpoint.keep=9", "run.name=a")
+        now("redundancy.members=1")
         with pytest.raises(RunFolderError) as caught:
             now(
                 "staleness.bound=2",
@@ -157,12 +158,16 @@ def test_a_resumed_run_must_agree_in_what_matters(tmp_path: Path) -> None:
                 "data.options={x: 1}",
                 "model.source=m",
                 "run.seed=1",
+                "redundancy.groups=2",
             )
+        with pytest.raises(RunFolderError, match=r"coordination.policy \(was 'staleflow', now 'sync'\)"):
+            now("coordination.policy=sync")
         for part in (
             "staleness.bound (was 1, now 2)",
             "data.batch_size (was 24, now 8)",
             "data.options (was {}, now {'x': 1})",
             "model.source (was 'builtin:sums', now 'm')",
+            "redundancy.groups (was 0, now 2)",
             "run.seed (was 0, now 1)",
         ):
             assert part in str(caught.value)
