@@ -13,6 +13,8 @@ from staleflow.reporting.story import Story, journal_of, records_of
 
 SHOWN = 8
 """Groups listed of a step, those that came last."""
+SHOWN_S = 0.005
+"""Less would read 0.00 s."""
 AT_ONCE_S = 0.001
 """A wait shorter than this is none."""
 
@@ -83,7 +85,7 @@ def _in_short(story: Story, life: Life) -> str:
             where[stay.instance] = None
     parts = []
     for state, doing in WHILE.items():
-        if spent.get(state, 0.0) >= AT_ONCE_S:
+        if spent.get(state, 0.0) >= SHOWN_S:
             on = f" on {', '.join(where)}" if state == "running" else ""
             parts.append(f"{spent[state]:.2f} s {doing}{on}")
     return "; ".join([life.fate or f"still {WHILE[life.now.state]}", *parts])
@@ -139,7 +141,7 @@ def _late(group: GroupLife, idle: float) -> list[str]:
     """A group that the trainer waited for: its last trajectory, and what this did meanwhile."""
     last, done = _last(group), _completed(group)
     stays = last.between(idle, done)
-    doing = ", ".join(_spent(stay, seconds, idle) for stay, seconds in stays)
+    doing = ", ".join(_spent(stay, seconds, idle) for stay, seconds in stays if seconds >= SHOWN_S)
     what = f"group {group.group_id} (V = {group.version}) is complete with {last.trajectory_id}"
     return [_line(done, f"{what}: {doing or 'no time'} since the trainer was idle")]
 
@@ -196,8 +198,8 @@ def _explain_missing(story: Story, step: StepLife) -> str:
                 doing = _doing(life.now.state, life.now.instance)
                 counts[doing] = counts.get(doing, 0) + 1
     most = max(counts, key=lambda doing: counts[doing], default="")
-    unfinished = _many(sum(counts.values()), "trajectory")
-    held = f"{unfinished} missing, {counts[most]} of them {most}" if most else "nothing is under way"
+    how_many = _many(sum(counts.values()), "trajectory")
+    held = f"{how_many} missing, {counts[most]} of them {most}" if most else "nothing is under way"
     return "\n".join([*lines, f"verdict: step {step.step} waits: {held}."])
 
 

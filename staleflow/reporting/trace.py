@@ -110,11 +110,7 @@ class _Trace:
 
     def _on_join(self, t: float, line: Line) -> None:
         instance = line["i"]
-        if instance not in self._pids:
-            self._pids[instance] = FIRST_INSTANCE + len(self._pids)
-            self._process(
-                self._pids[instance], f"instance {instance}", {COMMANDS: "commands", PULLS: "pulls"}
-            )
+        self._pid(instance)
         self._instant(t, COORDINATOR, f"{instance} joins", {"version": line["v"], "incarnation": line["n"]})
 
     def _on_lost(self, t: float, line: Line) -> None:
@@ -129,11 +125,19 @@ class _Trace:
 
     def _on_report(self, t: float, line: Line) -> None:
         if "s" in line:
-            pid = self._pids[line["i"]]
+            pid = self._pid(line["i"])
             self._slice(pid, PULLS, f"pull of version {line['v']}", t - line["s"], t, {"version": line["v"]})
 
+    def _pid(self, instance: str) -> int:
+        """Process number of an instance; its first mention names its tracks."""
+        pid = self._pids.get(instance)
+        if pid is None:
+            pid = self._pids[instance] = FIRST_INSTANCE + len(self._pids)
+            self._process(pid, f"instance {instance}", {COMMANDS: "commands", PULLS: "pulls"})
+        return pid
+
     def _counters(self, t: float, instance: str, running: int, waiting: int, kv: int) -> None:
-        pid = self._pids[instance]
+        pid = self._pid(instance)
         counts = {"running": running, "waiting": waiting}
         self._event({"ph": "C", "name": "trajectories", "ts": _us(t), "pid": pid, "tid": 0, "args": counts})
         self._event({"ph": "C", "name": "kv", "ts": _us(t), "pid": pid, "tid": 0, "args": {"tokens": kv}})
@@ -152,13 +156,13 @@ class _Trace:
 
     def _on_interrupt(self, t: float, line: Line) -> None:
         args = {"trajectory": line["id"], "tokens": line["l"], **_reason(line)}
-        self._instant(t, self._pids[line["i"]], "Interrupt", args, COMMANDS)
+        self._instant(t, self._pid(line["i"]), "Interrupt", args, COMMANDS)
         if line.get("why", "").startswith("migration"):
             self._instant(t, COORDINATOR, "migration", {"instance": line["i"], **args})
 
     def _on_abort(self, t: float, line: Line) -> None:
         args = {"trajectory": line["id"], "tokens": line["l"], **_reason(line)}
-        self._instant(t, self._pids[line["i"]], "Abort", args, COMMANDS)
+        self._instant(t, self._pid(line["i"]), "Abort", args, COMMANDS)
         self._end_stay(t, line["id"], {"left": "aborted"})
 
     def _on_pull(self, t: float, line: Line) -> None:
@@ -166,7 +170,7 @@ class _Trace:
 
     def _on_reject(self, t: float, line: Line) -> None:
         what = {"trajectory": line["id"]} if "id" in line else {}
-        self._instant(t, self._pids[line["i"]], "refused", {**what, **_reason(line)}, COMMANDS)
+        self._instant(t, self._pid(line["i"]), "refused", {**what, **_reason(line)}, COMMANDS)
         if "id" in line:
             self._end_stay(t, line["id"], {"left": "refused"})
 
@@ -209,7 +213,7 @@ class _Trace:
                 "name": trajectory_id,
                 "id": f"{number:x}",
                 "ts": _us(t),
-                "pid": self._pids[instance],
+                "pid": self._pid(instance),
                 "tid": 0,
                 "args": args,
             }

@@ -49,6 +49,7 @@ finish    why
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from json.encoder import encode_basestring_ascii as quoted
 from pathlib import Path
@@ -222,9 +223,9 @@ class JournalWriter:
 
     def scored(self, trajectory_id: str, raw: float, status: str, seconds: float = 0.0) -> None:
         """The verifier answered after `seconds`; `raw` is its own score."""
+        value = repr(float(raw)) if math.isfinite(raw) else json.dumps(raw)
         self._line(
-            f'"k":"score","id":{quoted(trajectory_id)},"raw":{json.dumps(raw)},"st":{quoted(status)},'
-            f'"s":{seconds:.6f}'
+            f'"k":"score","id":{quoted(trajectory_id)},"raw":{value},"st":{quoted(status)},"s":{seconds:.6f}'
         )
 
     def gave_up(self, trajectory_id: str, reason: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import types
 from pathlib import Path
@@ -13,9 +14,10 @@ from typer.testing import CliRunner
 import staleflow
 from staleflow.cli.main import app
 from staleflow.config import Config, load_config
+from staleflow.coordination.events import DrawnGroup
 from staleflow.errors import RunFailed, RunFolderError
 from staleflow.protocol.records import Start
-from staleflow.storage import LedgerWriter
+from staleflow.storage import JournalWriter, LedgerWriter
 
 Launched = list[tuple[Config, bool, bool]]
 
@@ -90,6 +92,8 @@ def test_the_environment_counts(launched: Launched, monkeypatch: pytest.MonkeyPa
         ("sweep", "--eta", "1,2", "--axis", "staleness.bound=3"),
         ("report", "nowhere"),
         ("audit", "nowhere"),
+        ("explain", "nowhere", "step", "3"),
+        ("trace", "nowhere"),
     ],
 )
 def test_wrong_input_is_one_sentence_and_exit_2(
@@ -110,6 +114,20 @@ def test_a_sweep_axis_says_what_was_meant() -> None:
     assert (
         "did you mean staleness.bound (also called eta)?" in call("sweep", "--axis", "staleness.eat=1").stderr
     )
+
+
+def test_explain_takes_ids_and_steps_and_trace_writes_its_file(tmp_path: Path) -> None:
+    journal = JournalWriter(tmp_path / "journal.jsonl")
+    journal.pushed(0)
+    journal.drawn([DrawnGroup(group_id="g", members=("g-m0", "g-m1"), prompt_length=9)])
+    journal.close()
+    assert call("explain", str(tmp_path), "g-m1").stdout.startswith("trajectory g-m1 of group g\n")
+    assert call("explain", str(tmp_path), "g").stdout.startswith("group g: 2 trajectories, never reserved\n")
+    for step in (("step", "0"), ("step=0",), ("step 0",)):
+        assert call("explain", str(tmp_path), *step).stdout.startswith("step 0 has not been handed out")
+    assert call("explain", str(tmp_path), "g-m2").exit_code == 2
+    assert call("trace", str(tmp_path)).exit_code == 0
+    assert "traceEvents" in json.loads((tmp_path / "trace.json").read_text())
 
 
 @pytest.mark.parametrize(
@@ -160,6 +178,22 @@ def test_report_writes_where_it_is_told(tmp_path: Path) -> None:
     result = call("report", str(run), "--output", str(tmp_path / "r.html"))
     assert result.exit_code == 0, result.stderr
     assert (tmp_path / "r.html").read_text().lstrip().lower().startswith("<!doctype html")
+
+
+def test_report_as_json_prints_nothing_else_and_writes_only_where_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "demo"
+    run.mkdir()
+    (run / "metrics.jsonl").write_text('{"kind": "train", "train/step": 0, "run/seconds": 2.0}\n')
+    result = call("report", str(run), "--json")
+    assert result.exit_code == 0
+    (group,) = json.loads(result.stdout)["groups"]
+    assert (group["label"], group["figures"]["steps_per_s"]["median"]) == ("demo", 0.5)
+    assert [path.name for path in tmp_path.rglob("*.html")] == []
+    assert call("report", str(run), "--json", "-o", "r.html").exit_code == 0
+    assert (tmp_path / "r.html").is_file()
 
 
 def test_a_report_overwrites_nothing_but_html(tmp_path: Path) -> None:
