@@ -4,7 +4,7 @@ Rules, from what was measured alone. W: the trainer's waiting; I: instance time 
 Both are shares, and a share below WORTH_NAMING blames nobody.
 
 1. Both below it: balanced.
-2. Both from it on, and neither TWICE the other: taking turns. The two sides hardly overlap.
+2. Both from it on, and neither TWICE the other: taking turns. The two sides overlap for 1 - W - I.
 3. I larger: trainer-bound.
 4. W larger: what the trainer waited for longest decides: the instances at work (rollout-bound), the last few
    responses (latency-bound), verifiers (reward-bound), loading of weights (pull-bound, also when
@@ -119,7 +119,7 @@ def bottleneck(shares: Shares, given: Setup) -> Bottleneck:
 def _taking_turns(waiting: float, during: float, given: Setup) -> Bottleneck:
     figures = (
         f"the trainer waited {waiting:.0%} of the time, and the instances idled {during:.0%} of it while the "
-        "trainer worked, so the two sides hardly overlapped"
+        f"trainer worked, so both were at work together for {max(0.0, 1 - waiting - during):.0%}"
     )
     if given.policy in ("sync", "one_step"):
         advice = f"Policy {given.policy} works like that; another one lets them overlap"

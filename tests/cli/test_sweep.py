@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from staleflow.cli.main import app
 from staleflow.cli.sweep import SweepPlan, is_done, plan_sweep, run_sweep
 from staleflow.config import load_config
 from staleflow.errors import ConfigError, RunFolderError, UserError
@@ -44,6 +46,22 @@ def test_every_combination_is_a_run_of_its_own(tmp_path: Path) -> None:
     assert {"staleness.bound=0", "training.betas=[0.9, 0.95]", "rollout.on_pull=keep_kv"} < set(
         first.arguments
     )
+
+
+def test_seeds_are_the_last_axis_of_every_combination(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[SweepPlan] = []
+    monkeypatch.setattr("staleflow.cli.sweep.run_sweep", lambda plan, *, resume: made.append(plan) or 0)
+    arguments = ["sweep", "--seeds", "0,1", "--axis", "coordination.policy=sync,staleflow"]
+    result = CliRunner().invoke(app, [*arguments, "--output-dir", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert [run.label for run in made[0].runs] == [
+        "policy=sync,seed=0",
+        "policy=sync,seed=1",
+        "policy=staleflow,seed=0",
+        "policy=staleflow,seed=1",
+    ]
 
 
 def test_every_combination_is_checked_before_the_first_one_starts(tmp_path: Path) -> None:
