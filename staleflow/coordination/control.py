@@ -18,10 +18,10 @@ Backpressure: groups are drawn only as far as the buffer can place them under th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from staleflow.coordination.batches import Batches, BatchSettings, GroupFilter
-from staleflow.coordination.commands import Abort, Command, Interrupt, Route
+from staleflow.coordination.commands import Abort, Command, Interrupt, Route, renumbered
 from staleflow.coordination.coordinator import Coordinator
 from staleflow.coordination.cost_model import START_VALUES
 from staleflow.coordination.effects import Effect, GiveUp, Resample, Score, Send, Truncate
@@ -222,7 +222,7 @@ class Control:
             return
         seq = self.fleet.next_seq(command.instance)
         if command.seq != seq:  # those behind a dropped Route close ranks: sequence numbers have no gap
-            command = replace(command, seq=seq)
+            command = renumbered(command, seq)
         self.fleet.order(command)
         if isinstance(command, Route):
             member = self.population.member(command.trajectory_id)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from staleflow.coordination.commands import Command
 from staleflow.coordination.cost_model import START_VALUES, CostModel
@@ -16,9 +17,8 @@ from staleflow.coordination.pending import PendingTrajectories
 from staleflow.protocol.placement import DeadlineCounts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InstanceSnapshot:
-    """One instance as it last reported itself."""
+class InstanceSnapshot(NamedTuple):
+    """One instance as it last reported itself. A named tuple: one is made for every report."""
 
     instance: str
     incarnation: int
@@ -37,8 +37,7 @@ class InstanceSnapshot:
     busy_seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InstanceView:
+class InstanceView(NamedTuple):
     """An instance and the commands to it that it has not acknowledged, oldest first."""
 
     snapshot: InstanceSnapshot
