@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from toy import toy_config
 
-from staleflow.errors import EXIT_FAILED, ConfigError, RunFailed
+from staleflow.errors import EXIT_FAILED, ConfigError, RunFailed, RunFolderError
+from staleflow.reporting.explain import explain
 from staleflow.runtime.launch import Interrupts, _watch, launch
 from staleflow.telemetry.console import make_console
 from staleflow.telemetry.rows import Row, RunStatus
@@ -127,3 +128,28 @@ def test_a_full_disk_is_said_in_a_sentence(
     with pytest.raises(RunFailed if isinstance(error, OSError) else ValueError) as caught:
         launch(toy_config(model, tmp_path), resume=False, clean=False)
     assert ("no space left" in str(caught.value)) is isinstance(error, OSError)
+
+
+def test_a_run_leaves_a_journal_and_a_trace_and_a_resumed_one_goes_on_in_them(
+    model: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "toy"
+    assert launch(toy_config(model, tmp_path, "run.steps=2"), resume=False, clean=False) == 0
+    before = (folder / "journal.jsonl").read_bytes()
+    assert launch(toy_config(model, tmp_path, "run.steps=4"), resume=True, clean=False) == 0
+    assert (folder / "journal.jsonl").read_bytes().startswith(before)
+    names = [event["name"] for event in json.loads((folder / "trace.json").read_text())["traceEvents"]]
+    assert {"update 0", "update 3", "attempt 1 begins with step 2"} <= set(names)
+    assert explain(folder, "step 1").startswith("step 1: 3 groups, 9 trajectories")
+    assert explain(folder, "step 3").startswith("step 3 of attempt 1: 3 groups, 9 trajectories")
+
+
+def test_without_a_journal_there_is_no_trace_and_explain_says_what_to_set(
+    model: Path, tmp_path: Path
+) -> None:
+    config = toy_config(model, tmp_path, "run.steps=1", "telemetry.journal=false")
+    assert launch(config, resume=False, clean=False) == 0
+    assert {p.name for p in (tmp_path / "toy").iterdir()} >= {"ledger.jsonl", "report.html"}
+    assert not [p for p in (tmp_path / "toy").iterdir() if p.name in ("journal.jsonl", "trace.json")]
+    with pytest.raises(RunFolderError, match=r"telemetry\.journal"):
+        explain(tmp_path / "toy", "step 0")
