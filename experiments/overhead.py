@@ -106,9 +106,9 @@ def _coordination(options: Options) -> list[Cost]:
     instances = QUICK_INSTANCES if options.quick else INSTANCES
     pending = QUICK_PENDING if options.quick else PENDING
     points = [Point(instances=n, pending=pending[-1]) for n in instances]
-    points += [Point(instances=instances[-1], pending=p) for p in pending[:-1]]
+    points += [Point(instances=instances[-1], pending=p, steps=1) for p in pending[:-1]]
     if options.quick:
-        points = [Point(instances=p.instances, pending=p.pending, per_instance=40) for p in points]
+        points = [Point(instances=p.instances, pending=p.pending, per_instance=40, steps=1) for p in points]
     costs = []
     for point in points:
         options.say(f"Control with {point.instances:,} instances and {point.pending:,} waiting trajectories")
