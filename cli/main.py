@@ -1,4 +1,4 @@
-"""The `staleflow` command: run, sweep, report, audit, experiment, config."""
+"""The `staleflow` command: run, sweep, profile, report, audit, experiment, config."""
 
 from __future__ import annotations
 
@@ -131,8 +131,15 @@ def profile(
         Path, typer.Option("--output", "-o", help="JSON file for coordination.cost_model.")
     ] = Path("cost_model.json"),
     repeats: Annotated[
-        int, typer.Option("--repeats", min=1, help="Times that each load is measured; the fastest counts.")
+        int,
+        typer.Option("--repeats", min=1, help="Times that each load is measured; the fastest step counts."),
     ] = 5,
+    cpu_time: Annotated[
+        bool,
+        typer.Option(
+            "--cpu-time", help="Measure CPU time: for a busy machine, and the torch engine with one thread."
+        ),
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
     debug: Debug = False,
 ) -> int:
@@ -142,7 +149,8 @@ def profile(
     from staleflow.config.layers import split_arguments
 
     files, overrides = split_arguments(arguments or [])
-    return run_profile(load_config(files, overrides, os.environ), output, repeats=repeats, force=force)
+    config = load_config(files, overrides, os.environ)
+    return run_profile(config, output, repeats=repeats, force=force, cpu_time=cpu_time)
 
 
 @app.command()

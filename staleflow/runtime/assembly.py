@@ -38,6 +38,7 @@ from staleflow.training.models import context_length, model_folder
 from staleflow.training.trainer import Trainer
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from transformers import PreTrainedModel
 
 NO_WEIGHTS = -1
@@ -259,15 +260,17 @@ def build_engine(
     *,
     spend: Callable[[float], object],
     greedy: bool = False,
+    endless: bool = False,
     model: PreTrainedModel | None = None,
 ) -> Engine:
-    """An engine without weights. `spend` lets the fake engine's time pass."""
+    """An engine without weights. `spend` lets the fake engine's time pass. `endless`: no token, and no
+    scripted length, ends a trajectory, which measuring needs."""
     rollout = config.rollout
     sampling = SamplingParams(
         temperature=0.0 if greedy else rollout.temperature,
         top_p=rollout.top_p,
         top_k=rollout.top_k,
-        stop_token_ids=tokenizer.stop_token_ids,
+        stop_token_ids=() if endless else tokenizer.stop_token_ids,
         max_model_len=max_model_len(config),
     )
     common: dict[str, Any] = {
@@ -288,7 +291,7 @@ def build_engine(
         return FakeEngine(
             **common,
             vocab_size=tokenizer.vocab_size,
-            lengths=_fake_lengths(config),
+            lengths=(lambda trajectory: DEFAULT_CONTEXT) if endless else _fake_lengths(config),
             seconds_per_step=_fake_costs(config),
             spend=spend,
         )
@@ -319,6 +322,14 @@ def build_model(config: Config) -> PreTrainedModel:
     from staleflow.training.models import load_model
 
     return load_model(config.model.source, config.model.dtype)
+
+
+def initial_weights(config: Config) -> Mapping[str, NDArray[Any]]:
+    """The weights of the model's folder, as a pull brings them; none for the fake engine."""
+    if config.rollout.engine == "fake":
+        return {}
+    tensors = build_model(config).state_dict()
+    return {name: tensor.detach().float().cpu().numpy() for name, tensor in tensors.items()}
 
 
 def limit_threads(threads: int) -> None:

@@ -1,0 +1,225 @@
+"""Measuring an engine: the seconds of decode steps, prefills and pulls, over what it has to hold.
+
+Invariants: every load of the plan is measured and none is left out of the result; the loads are gone through
+`repeats` times, forwards and backwards in turn, so that a machine that gets slower or faster does not favour
+some; which loads are held out from the fit is fixed before anything is measured.
+
+The time of a load is that of its fastest step over all repeats: what else runs on the machine only ever adds.
+How much it added is kept beside it (`usual_s`, the median step): where the two are far apart, the machine was
+busy, and a run on it will be slower in the same way.
+
+Half of the loads hold trajectories of one length, half of lengths spread around the same mean: an engine that
+pads to the longest is slower on the latter, which the cost model, knowing only the sum, does not see. Spread
+lengths are what a run has, so they count in the fit and in its error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean, median
+from typing import Any
+
+from numpy.typing import NDArray
+
+from staleflow.coordination.cost_fit import PrefillPoint, StepPoint
+from staleflow.data.trajectory import Prompt, Trajectory
+from staleflow.errors import UserError
+from staleflow.rollout.engine import Engine
+
+STEPS = 6
+"""Decode steps of one load that are timed in each repeat."""
+COUNTS = 9
+"""Running counts, about; in equal ratios from 1 to the most."""
+CONTEXTS = 6
+"""Context lengths for each, about; likewise. Even, so that none lies between short and long."""
+SHORTEST = 8
+"""Tokens of the shortest context."""
+SPREAD = 0.75
+"""Spread lengths go from 1 - SPREAD to 1 + SPREAD times the mean."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileLoad:
+    """Trajectories that are decoded together."""
+
+    lengths: tuple[int, ...]
+    """Tokens of each before the first step."""
+    spread: bool
+    held_out: bool
+    """Not fitted; the fit is judged on it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What one load took."""
+
+    step: StepPoint
+    usual_s: float
+    """Seconds of the median step; `step` has those of the fastest."""
+    prefill: PrefillPoint | None
+    """None where it took no time that could be measured."""
+    spread: bool
+    held_out: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """All that was measured."""
+
+    loads: tuple[Measured, ...]
+    pull_s: float
+    """Fastest `load_weights` with nothing running, in seconds."""
+
+    @property
+    def disturbance(self) -> float:
+        """By what share steps usually were slower than the fastest: near 0 where nothing else runs."""
+        return mean(load.usual_s / load.step.seconds - 1 for load in self.loads)
+
+    def steps(self, *, held_out: bool) -> list[StepPoint]:
+        """Decode steps of the loads that are, or are not, held out."""
+        return [load.step for load in self.loads if load.held_out is held_out]
+
+    def prefills(self, *, held_out: bool) -> list[PrefillPoint]:
+        """Prefills of the loads that are, or are not, held out."""
+        chosen = [load.prefill for load in self.loads if load.held_out is held_out]
+        return [prefill for prefill in chosen if prefill is not None]
+
+
+def plan_loads(*, max_running: int, kv_capacity: int, max_model_len: int) -> tuple[ProfileLoad, ...]:
+    """Loads over the running counts and contexts that the engine can hold, a third of them held out.
+
+    Arguments in trajectories, tokens, tokens. Raises UserError when there is hardly anything to vary.
+    """
+    room = STEPS + 2  # each grows by one in the prefill's step and in each timed one
+    longest = min(max_model_len, kv_capacity) - room
+    if longest < 2 * SHORTEST or max_running < 2 or kv_capacity < 4 * (SHORTEST + room):
+        raise UserError(
+            f"an engine with {max_running} running trajectories, {kv_capacity} cached tokens and contexts of "
+            f"{max_model_len} tokens is too small to be profiled: it needs at least 2, "
+            f"{4 * (SHORTEST + room)} and {2 * SHORTEST + room}"
+        )
+    loads = []
+    for i, count in enumerate(_in_equal_ratios(1, max_running, COUNTS)):
+        most = min(longest, kv_capacity // count - room)
+        if most < SHORTEST:
+            break
+        for j, context in enumerate(_in_equal_ratios(SHORTEST, most, CONTEXTS)):
+            spread = (i + j) % 2 == 1 and count > 1
+            lengths = _spread_lengths(count, context, longest) if spread else (context,) * count
+            loads.append(ProfileLoad(lengths=lengths, spread=spread, held_out=(2 * i + j) % 3 == 2))
+    return tuple(loads)
+
+
+def _in_equal_ratios(first: int, last: int, count: int) -> list[int]:
+    ratio = (last / first) ** (1 / (count - 1))
+    return sorted({round(first * ratio**i) for i in range(count)})
+
+
+def _spread_lengths(count: int, mean: int, longest: int) -> tuple[int, ...]:
+    middle = min(mean, longest / (1 + SPREAD))
+    shares = [SPREAD * (2 * i / (count - 1) - 1) for i in range(count)]
+    return tuple(round(middle * (1 + share)) for share in shares)
+
+
+def profile(
+    engine: Engine,
+    loads: Sequence[ProfileLoad],
+    *,
+    weights: Mapping[str, NDArray[Any]],
+    clock: Callable[[], float],
+    vocab_size: int,
+    repeats: int = 5,
+    progress: Callable[[], object] = lambda: None,
+) -> Profile:
+    """Measure an engine that does not end trajectories by itself within STEPS + 2 tokens.
+
+    `weights` are what it takes by `load_weights`; `clock` returns seconds; `progress` is called `repeats`
+    times per load. Raises UserError when the engine ends trajectories, cannot hold a load, or takes no time.
+    """
+    pulls = []
+    for version in range(repeats + 1):
+        began = clock()
+        engine.load_weights(weights, version, "keep_kv")
+        pulls.append(clock() - began)
+    ids = _ids()
+    # What is allocated once, or compiled on first use, is no cost of a step.
+    _measure(engine, max(loads, key=lambda load: sum(load.lengths)), ids, clock, vocab_size)
+    timed: list[list[_Timing]] = [[] for _ in loads]
+    for repeat in range(repeats):
+        order = range(len(loads))
+        for i in order if repeat % 2 == 0 else reversed(order):
+            timed[i].append(_measure(engine, loads[i], ids, clock, vocab_size))
+            progress()
+    measured = [_summed_up(load, times) for load, times in zip(loads, timed, strict=True)]
+    return Profile(loads=tuple(measured), pull_s=min(pulls[1:]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Timing:
+    """One repeat of one load."""
+
+    first_s: float
+    """The step in which all join."""
+    steps: tuple[StepPoint, ...]
+    """The others."""
+
+
+def _measure(
+    engine: Engine, load: ProfileLoad, ids: Iterator[str], clock: Callable[[], float], vocab_size: int
+) -> _Timing:
+    """Decode the load for some steps, and take it out again."""
+    held = [_trajectory(next(ids), length, vocab_size) for length in load.lengths]
+    for trajectory in held:
+        engine.add(trajectory)
+    points: list[StepPoint] = []
+    before = engine.load()
+    for _ in range(STEPS + 1):
+        began = clock()
+        ended = engine.step()
+        seconds = clock() - began
+        now = engine.load()
+        if ended or now.running != len(held):
+            raise UserError(
+                f"the engine was to decode {len(held)} trajectories of {sum(load.lengths)} tokens, and "
+                f"decodes {now.running} of them: it cannot be profiled"
+            )
+        if seconds <= 0:
+            raise UserError("a step of the engine takes no time, so there is nothing to profile")
+        kv_tokens = now.kv_token_steps - before.kv_token_steps
+        points.append(StepPoint(running=len(held), kv_tokens=kv_tokens, seconds=seconds))
+        before = now
+    engine.interrupt([trajectory.trajectory_id for trajectory in held])
+    return _Timing(points[0].seconds, tuple(points[1:]))
+
+
+def _summed_up(load: ProfileLoad, times: Sequence[_Timing]) -> Measured:
+    steps = [step for timing in times for step in timing.steps]
+    fastest = min(steps, key=lambda step: step.seconds)
+    prefill = min(timing.first_s for timing in times) - fastest.seconds
+    return Measured(
+        step=fastest,
+        usual_s=median(step.seconds for step in steps),
+        prefill=PrefillPoint(tokens=sum(load.lengths), seconds=prefill) if prefill > 0 else None,
+        spread=load.spread,
+        held_out=load.held_out,
+    )
+
+
+def _ids() -> Iterator[str]:
+    number = 0
+    while True:
+        yield f"profile-{number}"
+        number += 1
+
+
+def _trajectory(name: str, length: int, vocab_size: int) -> Trajectory:
+    """A prompt of so many tokens, and more budget than is decoded."""
+    tokens = tuple(i * 7919 % vocab_size for i in range(length))
+    return Trajectory(
+        trajectory_id=name,
+        group_id=name,
+        member=0,
+        prompt=Prompt(prompt_id=name, tokens=tokens, text="", answer=None),
+        max_new_tokens=STEPS + 3,
+    )
