@@ -236,7 +236,7 @@ def as_json(groups: Sequence[RunGroup]) -> dict[str, Any]:
                     "advice": group.verdict.advice,
                     "split": group.verdict.split,
                     "split_now": group.verdict.split_now,
-                    "dissent": group.dissent,
+                    "remark": group.remark,
                 },
             }
             for place, group in enumerate(groups)

@@ -45,7 +45,7 @@ def accuracy(groups: Sequence[RunGroup], *, over_time: bool) -> str | None:
     figure, (axis,) = new_figure(*HALF)
     drawn, alone = False, len(groups) == len(groups[0].runs) == 1 and not over_time
     for index, group in enumerate(groups):
-        faint = 1.0 if len(group.runs) == 1 else SEED_ALPHA
+        faint = 1.0 if len(group.runs) == 1 else 0.6 if over_time else SEED_ALPHA
         for run in group.runs:
             sampled = accuracy_name(run)
             greedy = (

@@ -21,6 +21,8 @@ _WATCHING = "telemetry."
 """Keys under it change what is seen of a run, not the run."""
 _PREFIXES = {"staleness.bound": "η=", "coordination.policy": ""}
 """Keys that a label writes in their own way; others are the last part of the key and `=`."""
+FEW_STEPS = 10
+"""In a shorter run the first batch, generated alone, and the last ones, trained alone, weigh in."""
 _KEYS_IN_A_LABEL = 3
 """Where groups differ in more keys than these, a run's name says more."""
 
@@ -72,6 +74,13 @@ class RunGroup:
         return "by seed: " + ", ".join(
             f"{kind} {kinds.count(kind)} of {len(kinds)}" for kind in dict.fromkeys(kinds)
         )
+
+    @property
+    def remark(self) -> str:
+        """What to bear in mind with the verdict; empty where there is nothing."""
+        steps = min(n.steps for n in self.numbers)
+        short = f"only {steps} step{'' if steps == 1 else 's'}: filling and draining weigh in"
+        return "; ".join(text for text in (self.dissent, short if steps < FEW_STEPS else "") if text)
 
 
 def group_runs(runs: Sequence[RunData]) -> list[RunGroup]:

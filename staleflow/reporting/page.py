@@ -62,11 +62,11 @@ def _bottlenecks(groups: Sequence[RunGroup]) -> str:
     several = len(groups) > 1
     lines = []
     for i, group in enumerate(groups):
-        verdict, dissent = group.verdict, group.dissent
+        verdict, remark = group.verdict, group.remark
         name = f"{_named(i, group)}: " if several else ""
         advice = f" <span class=note>{escape(verdict.advice)}.</span>" if verdict.advice else ""
-        seeds = f" <span class=note>({escape(dissent)})</span>" if dissent else ""
-        lines.append(f"<li>{name}<b>{verdict.kind}</b>: {escape(verdict.figures)}.{seeds}{advice}</li>")
+        aside = f" <span class=note>({escape(remark)})</span>" if remark else ""
+        lines.append(f"<li>{name}<b>{verdict.kind}</b>: {escape(verdict.figures)}.{aside}{advice}</li>")
     card = f'<div class="card"><ul class="verdicts">{"".join(lines)}</ul></div>'
     return f"<h2>What held {'them' if several else 'it'} up</h2>{card}"
 

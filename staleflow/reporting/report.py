@@ -53,8 +53,8 @@ def summary_renderable(run_folders: Sequence[Path]) -> RenderableType:
     groups = group_runs(_load(run_folders))
     lines = []
     for group in groups:
-        dissent = f" ({group.dissent})" if group.dissent else ""
-        lines.append(Text.assemble((f"{group.label}  ", "bold"), group.verdict.text, dissent))
+        remark = f" ({group.remark})" if group.remark else ""
+        lines.append(Text.assemble((f"{group.label}  ", "bold"), group.verdict.text, remark))
         for run, n in zip(group.runs, group.numbers, strict=True):
             if n.tokens is not None and n.tokens.missing:
                 lines.append(Text(f"{run.name}  tokens do not balance: {n.tokens.missing:+,}", "red"))

@@ -50,6 +50,7 @@ class Observer:
         self._trainer_busy = False
         self._waited_s = 0.0
         self._use = TimeUse()
+        self._running_since = clock.now()
         self.last_evaluated = -1
         self._status = RunStatus(
             run_name=run_name,
@@ -80,8 +81,9 @@ class Observer:
     def phase(self, phase: str) -> None:
         """The run entered a phase."""
         if phase == "running":
-            self._use.start(self._clock.now())
-            self._metrics.start(self._clock.now())
+            self._running_since = self._clock.now()
+            self._use.start(self._running_since)
+            self._metrics.start(self._running_since)
         self._status = replace(self._status, phase=phase)
 
     def event(self, name: str, text: str) -> None:
@@ -155,7 +157,8 @@ class Observer:
         self.event("instance_down", f"{instance} was lost: {reason}")
 
     def batch(self, batch: TrainBatch, waited_s: float) -> None:
-        """A batch goes to the trainer."""
+        """A batch goes to the trainer. Waiting for instances to start is no waiting for a batch."""
+        waited_s = min(waited_s, self._clock.now() - self._running_since)
         self._trainer_busy = True
         self._use.training(self._clock.now(), True)
         self._waited_s += waited_s

@@ -92,6 +92,7 @@ def test_the_verdict_is_that_of_the_medians_and_dissent_is_told(tmp_path: Path) 
     (group,) = group_runs(runs)
     assert group.verdict.kind == "reward-bound"
     assert group.dissent == "by seed: reward-bound 2 of 3, rollout-bound 1 of 3"
+    assert group.remark == f"{group.dissent}; only 1 step: filling and draining weigh in"
 
 
 def test_spread_is_the_median_and_the_ends_of_what_was_measured() -> None:
