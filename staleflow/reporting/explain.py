@@ -139,7 +139,7 @@ def _explain_batch(story: Story, step: StepLife, batch: Consume) -> str:
 
 def _late(group: GroupLife, idle: float) -> list[str]:
     """A group that the trainer waited for: its last trajectory, and what this did meanwhile."""
-    last, done = _last(group), _completed(group)
+    last, done = group.last_rewarded, _completed(group)
     stays = last.between(idle, done)
     doing = ", ".join(_spent(stay, seconds, idle) for stay, seconds in stays if seconds >= SHOWN_S)
     what = f"group {group.group_id} (V = {group.version}) is complete with {last.trajectory_id}"
@@ -158,7 +158,7 @@ def _verdict(step: StepLife, waited: float, late: list[GroupLife], idle: float) 
             f"verdict: step {step.step} waited {waited:.2f} s although its groups were complete: "
             f"groups that must be trained no later were not{fresh}."
         )
-    last = _last(late[-1])
+    last = late[-1].last_rewarded
     stays = last.between(idle, _completed(late[-1]))
     stay, seconds = max(stays, key=lambda s: s[1], default=(last.stays[0], 0.0))
     began = last.stays[0].since > idle + AT_ONCE_S or (late[-1].reserved_at or 0.0) > idle + AT_ONCE_S
@@ -205,12 +205,6 @@ def _explain_missing(story: Story, step: StepLife) -> str:
 
 def _completed(group: GroupLife) -> float:
     return group.occupied_at if group.occupied_at is not None else group.drawn_at
-
-
-def _last(group: GroupLife) -> Life:
-    """The member that was scored last."""
-    scored = [life for life in group.lives if life.now.state == "rewarded"]
-    return max(scored or group.lives, key=lambda life: life.now.since)
 
 
 def _spent(stay: Stay, seconds: float, idle: float) -> str:

@@ -83,6 +83,12 @@ class GroupLife:
         """Its members."""
         return list(self.members.values())
 
+    @property
+    def last_rewarded(self) -> Life:
+        """The member that was scored last."""
+        scored = [life for life in self.lives if life.now.state == "rewarded"]
+        return max(scored or self.lives, key=lambda life: life.now.since)
+
 
 @dataclass(slots=True, kw_only=True)
 class StepLife:
