@@ -162,23 +162,27 @@ class SimulatedCluster:
     # ------------------------------------------------------------------ control
 
     def _tell(self, event: Event) -> None:
-        """Queue an event; unless effects are being performed, work the queue off."""
-        self._events.append(event)
-        if not self._working:
-            self._perform(())
+        """Tell an event; one that comes up while effects are performed waits for the rest of them."""
+        if self._working:
+            self._events.append(event)
+        else:
+            self._perform(self._control.handle(event))
+            self._want_cycle(self.now)
 
     def _perform(self, effects: Sequence[Effect]) -> None:
         """Perform effects, then the events that come up, one after the other."""
-        self._working = True
-        self._apply(effects)
-        while self._events:
-            self._apply(self._control.handle(self._events.popleft()))
-            self._want_cycle(self.now)
-        self._working = False
-        for instance in self._touched.values():
-            instance.replan()
-            self._foresee_instance(instance)
-        self._touched.clear()
+        if effects:
+            self._working = True
+            self._apply(effects)
+            while self._events:
+                self._apply(self._control.handle(self._events.popleft()))
+                self._want_cycle(self.now)
+            self._working = False
+        if self._touched:
+            for instance in self._touched.values():
+                instance.replan()
+                self._foresee_instance(instance)
+            self._touched.clear()
 
     def _apply(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
@@ -242,7 +246,7 @@ class SimulatedCluster:
                     trajectory_id=trajectory_id,
                     raw=self._settings.reward(trajectory_id),
                     usable=trajectory_id not in self._given_up,
-                    token_hash=trajectory.token_hash,
+                    token_hash=trajectory.hashed(),
                 )
             )
 

@@ -4,8 +4,8 @@ Invariants:
 
 - it changes only at *boundaries*, the ends of decode steps: a command that arrives in the middle of a step
   is applied at its end, as an engine does it;
-- between two boundaries at which something happens, n trajectories run and nothing else changes, so m steps
-  take `m (k1 kv + max(k2, k3 n) + k4) + k1 n m (m - 1) / 2` seconds, and no step is looked at by itself;
+- between two boundaries at which something happens, n trajectories run and nothing else changes, so the time
+  of m steps has a closed form (`pace`), and no step is looked at by itself;
 - who runs, waits and gives way is what `Scheduler` says: before each step there is room for one more token
   of each; first come, first served; the youngest gives way first and comes back first.
 
@@ -16,7 +16,6 @@ command has arrived. Each of these costs O(log n); a pull, which rebuilds all KV
 from __future__ import annotations
 
 import heapq
-import math
 from collections import OrderedDict, deque
 from collections.abc import Callable
 
@@ -24,6 +23,7 @@ from staleflow.coordination.commands import Abort, Command, Interrupt, Pull, Rou
 from staleflow.coordination.cost_model import CostModel
 from staleflow.coordination.reports import InstanceReport, Rejection, TrajectoryReport
 from staleflow.rollout.engine import OnPull
+from staleflow.simulation.pace import Pace
 from staleflow.simulation.trajectory import SimulatedTrajectory
 
 
@@ -136,9 +136,10 @@ class SimulatedInstance:
     def settle(self, now: float) -> None:
         """Do the decode steps that are complete by `now`; what is planned stays."""
         if self._running and now > self.at:
-            steps = min(self._steps_within(now - self.at), self._planned_steps)
+            pace = self._pace()
+            steps = min(pace.steps_within(now - self.at), self._planned_steps)
             if steps:
-                self._decode(steps, self.at + self._seconds(steps))
+                self._decode(steps, self.at + pace.seconds(steps))
                 self._planned_steps -= steps
 
     def advance(self) -> None:
@@ -170,14 +171,15 @@ class SimulatedInstance:
             steps, room = self._first_end() - self.steps, (self.kv_capacity - self._kv) // n
             if room < steps:
                 steps = room
-            at = self.at + self._seconds(steps)
+            pace = self._pace()
+            at = self.at + pace.seconds(steps)
         arrival = self._first_arrival() if self._inbox or self._new_slowness else None
         if arrival is not None and (at is None or arrival < at):
             if arrival <= self.at or not n:
                 steps, at = 0, max(arrival, self.at)
             else:
-                steps = min(steps, self._steps_until(arrival - self.at))
-                at = self.at + self._seconds(steps)
+                steps = min(steps, pace.steps_until(arrival - self.at))
+                at = self.at + pace.seconds(steps)
         if at != self.next_event or steps != self._planned_steps:
             self.plan += 1
         self.next_event, self._planned_steps = at, steps
@@ -253,44 +255,12 @@ class SimulatedInstance:
         self.plan += 1
         return held
 
-    # ------------------------------------------------------------------ time
-
-    def _step_seconds(self) -> tuple[float, float]:
-        """(seconds of the next step without prefill, by how much each further one is longer)."""
-        costs, n = self._costs, len(self._running)
+    def _pace(self) -> Pace:
+        costs, n, slowness = self._costs, len(self._running), self.slowness
         k1, compute = costs.k1, costs.k3 * n
         floor = costs.k2 if costs.k2 > compute else compute
-        return (k1 * self._kv + floor + costs.k4) * self.slowness, k1 * n * self.slowness
-
-    def _seconds(self, steps: int) -> float:
-        if steps == 0:
-            return 0.0
-        first, growth = self._step_seconds()
-        prefill = self._costs.prefill * self._due * self.slowness
-        return prefill + steps * first + growth * (steps * (steps - 1)) / 2
-
-    def _steps_within(self, seconds: float) -> int:
-        """Most steps that take at most so long."""
-        steps = self._steps_until(seconds)
-        return steps if self._seconds(steps) <= seconds else steps - 1
-
-    def _steps_until(self, seconds: float) -> int:
-        """Fewest steps that take at least so long."""
-        if seconds <= 0:
-            return 0
-        first, growth = self._step_seconds()
-        left = seconds - self._costs.prefill * self._due * self.slowness
-        if left <= 0:
-            return 1
-        # growth/2 m^2 + (first - growth/2) m = left, in the form that does not cancel.
-        linear = first - growth / 2
-        root = math.sqrt(max(0.0, linear * linear + 2 * growth * left))
-        steps = max(1, math.ceil(2 * left / (linear + root)))
-        while steps > 1 and self._seconds(steps - 1) >= seconds:  # rounding
-            steps -= 1
-        while self._seconds(steps) < seconds:
-            steps += 1
-        return steps
+        first = (k1 * self._kv + floor + costs.k4) * slowness
+        return Pace(first, k1 * n * slowness, costs.prefill * self._due * slowness)
 
     # ------------------------------------------------------------------ what happens
 

@@ -25,6 +25,7 @@ class SimulatedTrajectory:
         "since",
         "stay",
         "target",
+        "token_hash",
         "trajectory_id",
         "truncated",
     )
@@ -56,6 +57,7 @@ class SimulatedTrajectory:
         """Grows whenever it enters or leaves a batch, so that old plans for it are recognized."""
         self.reported = prompt
         """Length that its owner knows: what is left when its instance is lost."""
+        self.token_hash = ""
         self.instance: str | None = None
         """The instance that holds it, running or waiting."""
 
@@ -64,10 +66,10 @@ class SimulatedTrajectory:
         """Generated tokens written down."""
         return self.base - self.prompt
 
-    @property
-    def token_hash(self) -> str:
-        """Stands for the ids, which are a function of the id and the length."""
-        return f"{zlib.crc32(f'{self.trajectory_id}:{self.base}'.encode()):08x}"
+    def hashed(self) -> str:
+        """Sets and returns `token_hash`, which stands for the ids: a function of the id and the length."""
+        self.token_hash = f"{zlib.crc32(f'{self.trajectory_id}:{self.base}'.encode()):08x}"
+        return self.token_hash
 
     def fold(self, step: int, version: int) -> None:
         """Write down the tokens gained up to decode step `step`, made by weights of `version`."""
