@@ -1,7 +1,8 @@
 """The coordinator: snapshot in, commands out. No I/O, and no clock but the snapshot's time stamp.
 
 Order of a step: synchronize, then route (a pull may have unlocked it), then migrate, and only when nothing
-was pulled, for a pull changes the picture that migration is decided on.
+was pulled, for a pull changes the picture that migration is decided on. What routing leaves over may call for
+further pulls; another step follows them at once.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ class Coordinator:
         state = SpeculativeState(snapshot, self._instances(snapshot), fresh_groups)
         self._synchronization.synchronize(state)
         self._routing.route(state)
+        if self._synchronization.after_routing(state):
+            return Decision(commands=tuple(state.commands), wake_at=snapshot.now)
         wake_at = None if state.pulled else self._migration.migrate(state)
         return Decision(commands=tuple(state.commands), wake_at=wake_at)
 

@@ -1,16 +1,18 @@
 """The rollout instances as `Control` knows them, and the commands on their way to each.
 
 Invariants: sequence numbers to one incarnation are consecutive from 1; a command is outstanding from its
-order until the report that acknowledges it; a new incarnation starts with none. Views are made anew when
-somebody looks, and only of instances that changed: an order costs the same however many are outstanding.
+order until the report that acknowledges it, or that tells that its trajectory has left by itself, so that
+it will find nothing; a new incarnation starts with none. Views are made anew when somebody looks, and only of
+instances that changed: an order costs the same however many are outstanding.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 
-from staleflow.coordination.commands import Command
+from staleflow.coordination.commands import Abort, Command, Interrupt
 from staleflow.coordination.events import InstanceJoined
 from staleflow.coordination.reports import InstanceReport
 from staleflow.coordination.snapshot import InstanceSnapshot, InstanceView
@@ -130,8 +132,16 @@ class Fleet:
         outstanding, acked_seq = member.outstanding, report.acked_seq
         while outstanding and outstanding[0].seq <= acked_seq:
             acknowledged.append(outstanding.popleft())
+        if outstanding and (report.finished or report.rejections):
+            self._drop_idle(member, report)
         self._changed[report.instance] = None
         return tuple(acknowledged)
+
+    def _drop_idle(self, member: _Member, report: InstanceReport) -> None:
+        """Forget commands that will find nothing: what they take away is missing in the report already."""
+        gone = {t.trajectory_id for t in report.finished} | {r.trajectory_id for r in report.rejections}
+        if any(_takes_away(command, gone) for command in member.outstanding):
+            member.outstanding = deque(c for c in member.outstanding if not _takes_away(c, gone))
 
     def views(self) -> Mapping[str, InstanceView]:
         """What the coordinator sees, in order of joining; shared, and good until the next change."""
@@ -142,3 +152,7 @@ class Fleet:
             )
         self._changed.clear()
         return self._views
+
+
+def _takes_away(command: Command, gone: AbstractSet[str | None]) -> bool:
+    return isinstance(command, Interrupt | Abort) and command.trajectory_id in gone

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from staleflow.coordination.commands import Route
 from staleflow.coordination.routing import KV_HEADROOM, has_room
 from staleflow.coordination.speculative import InstanceState, SpeculativeState
 
@@ -13,6 +14,10 @@ class SynchronizationStrategy(Protocol):
 
     def synchronize(self, state: SpeculativeState) -> None:
         """Order the Pulls that pay now."""
+        ...
+
+    def after_routing(self, state: SpeculativeState) -> bool:
+        """Order the Pulls that routing has turned out to lack. True: there are some, so route again soon."""
         ...
 
 
@@ -26,18 +31,41 @@ class NaiveSynchronization:
             if state.instances[instance].version < newest:
                 state.pull(instance, f"version {newest} is out")
 
+    def after_routing(self, state: SpeculativeState) -> bool:
+        """There are none."""
+        return False
+
 
 class BarrierSynchronization:
-    """All instances pull together, between two batches: when nothing is reserved and nothing runs."""
+    """All instances pull together, between two batches: when nothing is reserved and nothing runs.
+
+    An instance that missed that, because its pull was refused, pulls again as long as something waits that
+    needs it: the batch was reserved at the version that it should have.
+    """
 
     def synchronize(self, state: SpeculativeState) -> None:
         """Order a Pull for each instance behind the newest version, if this is such a moment."""
         snapshot = state.snapshot
         if snapshot.counts.total or any(s.resident for s in state.instances.values()):
+            self._catch_up(state)
             return
         for name in list(state.instances):
             if state.instances[name].version < snapshot.newest_version:
                 state.pull(name, f"barrier: all go to version {snapshot.newest_version}")
+
+    def after_routing(self, state: SpeculativeState) -> bool:
+        """There are none: between barriers instances wait on purpose."""
+        return False
+
+    def _catch_up(self, state: SpeculativeState) -> None:
+        reserved = [level for level in state.snapshot.pending.levels() if level is not None]
+        if not reserved:
+            return
+        for instance in list(state.instances.values()):
+            if instance.resident == 0 and instance.version < reserved[0]:
+                state.pull(
+                    instance.instance, f"it missed the barrier: what waits needs version {reserved[0]}"
+                )
 
 
 class SelectiveSynchronization:
@@ -47,6 +75,9 @@ class SelectiveSynchronization:
     as they are. A pull costs what the instance does not generate meanwhile: T * (pull + prefill of its KV).
     It gains ΔT of the trajectories unlocked, for as long as they are expected to run. An instance with
     nothing running pulls for nothing, and does so whenever anything waits.
+
+    Room is counted in trajectories of typical length, and a long one may not find it. So an instance that
+    routing has left idle pulls too, as long as anything is left that it might run then.
     """
 
     def __init__(self, *, recompute: bool = True, mu: float = 0.3, kv_headroom: float = KV_HEADROOM) -> None:
@@ -85,6 +116,17 @@ class SelectiveSynchronization:
                 reason = f"unlocks {more} trajectories: {gain:.4g} tokens for {cost:.4g}"
                 state.pull(instance.instance, reason)
                 unlocked -= room
+
+    def after_routing(self, state: SpeculativeState) -> bool:
+        """Order a Pull for as many idle instances as there is work left for."""
+        newest = state.snapshot.newest_version
+        idle = [s for s in state.instances.values() if s.resident == 0 and s.version < newest]
+        if not idle:
+            return False
+        left = _left_over(state, newest, len(idle))
+        for instance in idle[:left]:
+            state.pull(instance.instance, f"idle, and there is no room elsewhere for {left} that wait")
+        return left > 0
 
     def _fill(self, state: SpeculativeState) -> int:
         """How many trajectories of typical length routing would put on an instance, μ considered."""
@@ -156,3 +198,19 @@ class _Work:
     def _fresh(self, version: int, size: int) -> int:
         """Members of the groups that may be reserved at `version`, of `size` that wait."""
         return min(size, self._state.room(version) * self._state.snapshot.group_members)
+
+
+def _left_over(state: SpeculativeState, version: int, most: int) -> int:
+    """Trajectories not routed in this cycle that may run under `version`; counts no further than `most`."""
+    routed = {c.trajectory_id for c in state.commands if isinstance(c, Route)}
+    count = 0
+    for level in state.snapshot.pending.levels():
+        for item in state.snapshot.pending.level(level):
+            if item.trajectory_id in routed:
+                continue
+            if not state.admits(item, version):
+                break  # those behind it need the same
+            count += 1
+            if count == most:
+                return count
+    return count

@@ -225,3 +225,7 @@ def test_one_that_waits_inside_the_instance_leaves_its_queue_not_its_cache() -> 
 class NoPulls:
     def synchronize(self, state: object) -> None:
         """Order nothing."""
+
+    def after_routing(self, state: object) -> bool:
+        """Order nothing."""
+        return False

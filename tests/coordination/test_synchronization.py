@@ -5,6 +5,7 @@ from __future__ import annotations
 from pictures import picture, pulls, state_of, view, waiting
 
 from staleflow.coordination.cost_model import CostModel
+from staleflow.coordination.routing import WaterfallRouting
 from staleflow.coordination.speculative import SpeculativeState
 from staleflow.coordination.synchronization import (
     BarrierSynchronization,
@@ -97,3 +98,27 @@ def test_a_version_that_is_still_admissible_is_not_given_up() -> None:
     busy = [view("i0", 0, running=1, kv_tokens=100, max_running=4)]
     state = state_of(picture(buffer, busy, waiting(*FRESH), newest=1, costs=FLAT))
     assert synchronized(SelectiveSynchronization(mu=0.0), state) == []
+
+
+def test_an_instance_whose_pull_was_refused_at_the_barrier_pulls_again_while_its_batch_waits() -> None:
+    """F36: else the batch, reserved at a version that no instance has, would wait for ever."""
+    buffer = StalenessBuffer(bound=1, batch_size=1, next_buffer=2)
+    buffer.reserve("g", 2)
+    items = waiting(("m", "g", 2, 10))
+    state = state_of(picture(buffer, [view("i0", 1), view("i1", 2)], items, newest=2))
+    assert synchronized(BarrierSynchronization(), state) == ["i0"]
+    ahead = [view("i0", 2), view("i1", 2)]
+    assert synchronized(BarrierSynchronization(), state_of(picture(buffer, ahead, items, newest=3))) == []
+
+
+def test_an_idle_instance_pulls_for_a_long_one_that_routing_found_no_room_for_elsewhere() -> None:
+    """By typical length, 10, i0 has room for two more; but 20 + 30 tokens and one more for each exceed 50."""
+    buffer = StalenessBuffer(bound=0, batch_size=1, next_buffer=1)
+    instances = [view("i0", 1, running=1, kv_tokens=20, kv_capacity=50), view("i1", 0)]
+    state = state_of(picture(buffer, instances, waiting(("long", "g", None, 30)), newest=1))
+    strategy = SelectiveSynchronization()
+    assert synchronized(strategy, state) == []
+    WaterfallRouting().route(state)
+    assert state.commands == []
+    assert strategy.after_routing(state)
+    assert pulls(state) == ["i1"]
