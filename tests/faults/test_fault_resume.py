@@ -10,9 +10,7 @@ from toy import ToyRun, toy_config
 from whole_runs import Killed, every_poll, kill, records_of, resume, rows, use_of, uses
 
 from staleflow.audit import audit_ledger
-from staleflow.coordination.migration import MIGRATION
-from staleflow.coordination.routing import ROUTING
-from staleflow.coordination.synchronization import SYNCHRONIZATION
+from staleflow.coordination.policies import POLICIES
 from staleflow.protocol.records import Consume, End, Resume
 from staleflow.runtime.start import StartPoint
 
@@ -32,25 +30,34 @@ def killed_at(run: ToyRun, poll: int) -> bool:
     return False
 
 
-STRATEGIES = list(product(ROUTING, SYNCHRONIZATION, MIGRATION))
-"""Whatever is registered: a new strategy is tested without a change here."""
+MIXES = [
+    (
+        f"coordination.routing.strategy={routing}",
+        f"coordination.synchronization.strategy={synchronization}",
+        f"coordination.migration.strategy={migration}",
+    )
+    for routing, synchronization, migration in product(
+        ("waterfall", "naive"), ("selective", "naive"), ("cost_aware", "naive")
+    )
+]
+BASELINES = [(f"coordination.policy={policy}",) for policy in POLICIES if policy != "staleflow"]
 
 
-@pytest.mark.parametrize(("routing", "synchronization", "migration"), STRATEGIES)
+@pytest.mark.parametrize(
+    "coordination", [*MIXES, *BASELINES], ids=lambda c: ",".join(c).replace("coordination.", "")
+)
 @pytest.mark.parametrize(
     ("on_pull", "shuffle", "filtering"), [("recompute", "true", "true"), ("keep_kv", "false", "false")]
 )
 def test_in_every_mode_kills_neither_skip_nor_repeat_a_prompt(
-    routing: str,
-    synchronization: str,
-    migration: str,
+    coordination: tuple[str, ...],
     on_pull: str,
     shuffle: str,
     filtering: str,
     model: Path,
     tmp_path: Path,
 ) -> None:
-    """F19, F21: each combination of strategies there is, both pull modes, shuffled or not, filtering or not;
+    """F19, F21: each policy and each mix of strategies, both pull modes, shuffled or not, filtering or not;
     killed at five moments, every prompt of both epochs is trained or filtered exactly once."""
     config = toy_config(
         model,
@@ -60,9 +67,7 @@ def test_in_every_mode_kills_neither_skip_nor_repeat_a_prompt(
         "data.epochs=2",
         "run.steps=50",
         "checkpoint.every=2",
-        f"coordination.routing.strategy={routing}",
-        f"coordination.synchronization.strategy={synchronization}",
-        f"coordination.migration.strategy={migration}",
+        *coordination,
         f"rollout.on_pull={on_pull}",
         f"data.shuffle={shuffle}",
         f"training.dynamic_sampling={filtering}",
