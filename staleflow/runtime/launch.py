@@ -35,7 +35,7 @@ from staleflow.telemetry.wandb import open_wandb
 
 LOOK_EVERY_S = 0.25
 """The console is redrawn four times a second."""
-TRACE_AT_END_BYTES = 256 * 2**20
+TRACE_AT_END_BYTES = 128 * 2**20
 """A journal of this size takes about half a minute; a command that is over should not take longer to end."""
 ALL_FILTERED = (
     "the run ended early: {} batches of groups in a row taught nothing, because the members of each had "
