@@ -1,0 +1,85 @@
+"""What no policy can exceed on a cluster: the numbers that a result is held against.
+
+- *rollout*: all instances decode at their best batch size all the time, and build each prompt's KV once;
+- *trainer*: it never waits;
+- *latency*: a group may be under way for at most η + 1 step periods, the update of the last of them not
+  counted, so (η + 1) periods are not shorter than the longest response of a batch at its fastest (alone on an
+  instance), its reward, and one update. Taken of the mean of the longest responses of several batches.
+
+In generated tokens trained on per second. Means of the lengths are those of the prompts that are drawn first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from staleflow.simulation.pace import Pace
+from staleflow.simulation.settings import ClusterSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """Tokens per second."""
+
+    rollout: float
+    trainer: float
+    latency: float
+    best_running: int
+    """Trajectories on an instance at which `rollout` is reached."""
+
+    @property
+    def least(self) -> float:
+        """The one that binds."""
+        return min(self.rollout, self.trainer, self.latency)
+
+    @property
+    def binding(self) -> str:
+        """Its name."""
+        return min(("rollout", "trainer", "latency"), key=lambda name: float(getattr(self, name)))
+
+
+def find_bounds(cluster: ClusterSettings, *, bound: int, batch_size: int, batches: int = 8) -> Bounds:
+    """The bounds of a cluster under η = `bound`, its lengths sampled from so many batches."""
+    drawn = [_batch(cluster, number, batch_size) for number in range(batches)]
+    lengths = [tokens for batch in drawn for tokens in batch]
+    mean = sum(lengths) / len(lengths)
+    # A trajectory of R tokens is there for R steps, with R / 2 response tokens on average.
+    held = cluster.prompt_length + sum(r * r for r in lengths) / sum(lengths) / 2
+    running = _best_running(cluster, held)
+    costs, trainer = cluster.costs, cluster.trainer
+    decoding = mean / costs.throughput(running, running * held)
+    rollout = cluster.instances * mean / (decoding + costs.prefill_s(cluster.prompt_length))
+    step_tokens = mean * cluster.group_size * batch_size
+    trained = step_tokens + cluster.prompt_length * cluster.group_size * batch_size
+    update = trainer.fixed_s + trainer.token_s * trained + trainer.push_s
+    longest = sum(_alone_s(cluster, max(batch)) for batch in drawn) / batches
+    period = (longest + cluster.reward_s + update) / (bound + 1)
+    return Bounds(
+        rollout=rollout,
+        trainer=step_tokens / update if update > 0 else float("inf"),
+        latency=step_tokens / period,
+        best_running=running,
+    )
+
+
+def _batch(cluster: ClusterSettings, number: int, batch_size: int) -> list[int]:
+    lengths = []
+    for prompt in range(number * batch_size, (number + 1) * batch_size):
+        name = f"e0-p{prompt}"
+        members = [f"{name}-a0-m{m}" for m in range(cluster.group_size)]
+        lengths += [max(1, min(t, cluster.max_new_tokens)) for t in cluster.lengths(name, members)]
+    return lengths
+
+
+def _best_running(cluster: ClusterSettings, held: float) -> int:
+    """Where an instance decodes most, `held` tokens in the KV cache for each trajectory.
+
+    n / (k1 held n + max(k2, k3 n) + k4) grows with n throughout: more is always better, as far as it fits.
+    """
+    return max(1, min(cluster.max_running, int(cluster.kv_capacity / (held + 1))))
+
+
+def _alone_s(cluster: ClusterSettings, tokens: int) -> float:
+    """Seconds of one response alone on an instance."""
+    costs, prompt = cluster.costs, cluster.prompt_length
+    return Pace(costs.step_s(1, prompt), costs.k1, costs.prefill_s(prompt)).seconds(tokens)
