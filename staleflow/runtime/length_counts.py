@@ -5,14 +5,20 @@ it finished, or it was cut off (aborted, expired, truncated or given up), then a
 trained it is counted when its batch is handed over, unless it is masked. What the end of the run cuts off is
 not counted, for that says nothing about the choice.
 
+The last tokens of an aborted trajectory come with the report that acknowledges its Abort, so it is counted
+then.
+
 Buckets are powers of two: bucket b holds lengths from b to 2 b - 1 (bucket 1 also those of 0).
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
+from staleflow.coordination.commands import Abort
 from staleflow.data.trajectory import TrainBatch, Trajectory
+from staleflow.rollout.engine import Delta
 from staleflow.training.filtering import is_usable
 
 KINDS = ("sampled", "trained")
@@ -26,20 +32,54 @@ class LengthCounts:
         self._buckets = [1 << k for k in range(max(1, longest).bit_length())]
         self._since = _Counts()
         self._total = _Counts()
+        self._aborts: dict[str, Abort] = {}
+        """Orders whose trajectories have not been dropped yet, by trajectory."""
+        self._leaving: dict[str, dict[str, _Leaving]] = {}
+        """Dropped ones that an instance still has tokens of, by instance and trajectory."""
+        self._instance_of: dict[str, str] = {}
 
     def sampled(self, trajectory: Trajectory, *, cut: bool = False) -> None:
         """The trajectory's generation has ended; `cut`: it had not finished by itself."""
-        if trajectory.response_len == 0:
+        self._sampled(trajectory.response_len, len(trajectory.prompt.tokens), cut)
+
+    def aborted(self, command: Abort) -> None:
+        """An Abort goes out; its trajectory is dropped next."""
+        self._aborts[command.trajectory_id] = command
+
+    def dropped(self, trajectory: Trajectory, *, counts: bool) -> None:
+        """A trajectory was dropped. `counts`: it was unfinished, and the run is not over."""
+        abort = self._aborts.pop(trajectory.trajectory_id, None)
+        if not counts:
             return
-        for counts in (self._since, self._total):
-            counts.add("sampled", trajectory)
-            counts.cut += cut
+        if abort is None:
+            self.sampled(trajectory, cut=True)
+            return
+        leaving = _Leaving(abort.seq, trajectory.response_len, len(trajectory.prompt.tokens))
+        self._leaving.setdefault(abort.instance, {})[trajectory.trajectory_id] = leaving
+        self._instance_of[trajectory.trajectory_id] = abort.instance
+
+    def late(self, deltas: Iterable[Delta]) -> None:
+        """Tokens of trajectories that were dropped before these came."""
+        for delta in deltas:
+            instance = self._instance_of.get(delta.trajectory_id)
+            if instance is not None:
+                leaving = self._leaving[instance][delta.trajectory_id]
+                leaving.response += len(delta.segment.tokens)
+                leaving.finished = delta.finish_reason is not None
+
+    def acknowledged(self, instance: str, seq: int | None = None) -> None:
+        """The instance has applied its commands up to `seq` and told of their tokens. None: it was lost."""
+        there = self._leaving.get(instance, {})
+        for trajectory_id in [t for t, leaving in there.items() if seq is None or leaving.seq <= seq]:
+            leaving = there.pop(trajectory_id)
+            del self._instance_of[trajectory_id]
+            self._sampled(leaving.response, leaving.prompt, cut=not leaving.finished)
 
     def trained(self, batch: TrainBatch) -> None:
         """A batch was handed to the trainer."""
         for trajectory in [s.trajectory for group in batch.groups for s in group if is_usable(s)]:
-            self._since.add("trained", trajectory)
-            self._total.add("trained", trajectory)
+            for counts in (self._since, self._total):
+                counts.add("trained", trajectory.response_len, len(trajectory.prompt.tokens))
 
     def take(self) -> dict[str, float]:
         """Metrics since the last call, of the same names each time.
@@ -51,8 +91,29 @@ class LengthCounts:
         return values
 
     def totals(self) -> dict[str, float]:
-        """The same for the whole attempt, and `prompt_lengths/...` by the length of their prompts."""
+        """The same for the whole attempt, and `prompt_lengths/...` by the length of their prompts.
+
+        At its end: what instances have not answered for is counted as far as it is known.
+        """
+        for instance in list(self._leaving):
+            self.acknowledged(instance)
         return self._total.of_responses(self._buckets) | self._total.of_prompts()
+
+    def _sampled(self, response: int, prompt: int, cut: bool) -> None:
+        if response:
+            for counts in (self._since, self._total):
+                counts.add("sampled", response, prompt)
+                counts.cut += cut
+
+
+class _Leaving:
+    """A dropped trajectory whose Abort is not acknowledged: tokens of it may still come."""
+
+    __slots__ = ("finished", "prompt", "response", "seq")
+
+    def __init__(self, seq: int, response: int, prompt: int) -> None:
+        self.seq, self.response, self.prompt = seq, response, prompt
+        self.finished = False
 
 
 class _Counts:
@@ -63,8 +124,7 @@ class _Counts:
         self._response_tokens: Counter[str] = Counter()
         self._prompt_tokens: Counter[str] = Counter()
 
-    def add(self, kind: str, trajectory: Trajectory) -> None:
-        response, prompt = trajectory.response_len, len(trajectory.prompt.tokens)
+    def add(self, kind: str, response: int, prompt: int) -> None:
         self._responses[kind, bucket(response)] += 1
         self._prompts[kind, bucket(prompt)] += 1
         self._response_tokens[kind] += response

@@ -217,9 +217,9 @@ class RunLoop:
     def _receive(self, message: Message) -> None:
         match message:
             case InstanceUpdated(update=update):
-                self._server.absorb(update.deltas)
+                late = self._server.absorb(update.deltas)
                 report = update.report
-                self._observer.reported(report)
+                self._observer.reported(report, late)
                 self._journal_report(report)
                 self._tell(Reported(report=report))
             case Scored(rewards=rewards):

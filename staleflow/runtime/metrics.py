@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from staleflow.coordination.commands import Command
 from staleflow.coordination.control import Control
 from staleflow.coordination.reports import InstanceReport
-from staleflow.data.trajectory import FinishReason, Reward, TrainBatch, Trajectory
+from staleflow.data.trajectory import FinishReason, Reward, TrainBatch
 from staleflow.runtime.command_costs import CommandCosts
 from staleflow.runtime.length_counts import LengthCounts
 from staleflow.training.trainer import TrainResult
@@ -41,7 +41,7 @@ class StepMetrics:
         self._generated = 0
         self._wasted = 0
         self._batches: dict[int, Values] = {}
-        self._lengths = LengthCounts(longest_response)
+        self.lengths = LengthCounts(longest_response)
         self._costs = CommandCosts()
         self._costs_before = self._costs.totals()
 
@@ -63,7 +63,7 @@ class StepMetrics:
 
     def totals(self) -> dict[str, float]:
         """What commands and instances cost in this attempt, and how long its trajectories were."""
-        return self._costs.totals() | self._lengths.totals()
+        return self._costs.totals() | self.lengths.totals()
 
     def scored(self, rewards: Iterable[Reward]) -> None:
         """Verifier answers came in."""
@@ -86,17 +86,13 @@ class StepMetrics:
         """A straggler was `retried` or `truncated`."""
         self._counts[f"rollout/straggler_{action}"] += 1
 
-    def sampled(self, trajectory: Trajectory, *, cut: bool = False) -> None:
-        """A trajectory's generation ended; `cut`: it had not finished by itself."""
-        self._lengths.sampled(trajectory, cut=cut)
-
     def start(self, now: float) -> None:
         """All parts are up: the time before belongs to no step."""
         self._since = now
 
     def batch(self, batch: TrainBatch, waited_s: float) -> None:
         """A batch was handed to the trainer, which had waited for it."""
-        self._lengths.trained(batch)
+        self.lengths.trained(batch)
         members = [s for group in batch.groups for s in group]
         rewards = [s.reward.raw for s in members if s.reward.usable]
         lengths = [s.trajectory.response_len for s in members]
@@ -138,7 +134,7 @@ class StepMetrics:
         if control.costs.error is not None:
             values["coord/cost_model_error"] = control.costs.error
         values |= {f"rollout/{name}": self._counts[f"rollout/{name}"] for name in COUNTED}
-        values |= self._lengths.take()
+        values |= self.lengths.take()
         values |= {f"reward/{k}_count": self._counts[f"reward/{k}_count"] for k in ("timeout", "error")}
         values["timing_s/reward"] = self._seconds["timing_s/reward"]
         values |= {f"timing_s/{name}": value for name, value in timing.items()}

@@ -11,11 +11,12 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
-from staleflow.coordination.commands import Command
+from staleflow.coordination.commands import Abort, Command
 from staleflow.coordination.control import Control
 from staleflow.coordination.reports import InstanceReport
 from staleflow.data.trajectory import FinishReason, Reward, TrainBatch, Trajectory
 from staleflow.protocol.lifecycle import TrajectoryState
+from staleflow.rollout.engine import Delta
 from staleflow.runtime.backend import Evaluated, StepTrained
 from staleflow.runtime.clock import Clock
 from staleflow.runtime.metrics import StepMetrics, Values
@@ -97,10 +98,14 @@ class Observer:
     def command(self, command: Command) -> None:
         """A command goes out."""
         self._metrics.command(command)
+        if isinstance(command, Abort):
+            self._metrics.lengths.aborted(command)
         self._use.ordered(command)
 
-    def reported(self, report: InstanceReport) -> None:
-        """A report came in."""
+    def reported(self, report: InstanceReport, late: Sequence[Delta] = ()) -> None:
+        """A report came in; `late`: what came with it for trajectories that had been dropped."""
+        self._metrics.lengths.late(late)
+        self._metrics.lengths.acknowledged(report.instance, report.acked_seq)
         self._metrics.reported(report)
         self._use.reported(report)
         for rejection in report.rejections:
@@ -119,21 +124,20 @@ class Observer:
             self._metrics.released(reason)
         elif reason == "aborted":
             self._metrics.surplus(len(trajectories))
-        if reason != "discarded":
-            for trajectory in trajectories:
-                if trajectory.finish_reason is None:  # the others were counted when they finished
-                    self._metrics.sampled(trajectory, cut=True)
+        for trajectory in trajectories:
+            unfinished = trajectory.finish_reason is None  # the others were counted when they finished
+            self._metrics.lengths.dropped(trajectory, counts=unfinished and reason != "discarded")
 
     def sampled(self, trajectory: Trajectory) -> None:
         """A trajectory is complete, or given up."""
         cut = trajectory.finish_reason is FinishReason.FAILED or trajectory.trajectory_id in self._cut
         self._cut.discard(trajectory.trajectory_id)
-        self._metrics.sampled(trajectory, cut=cut)
+        self._metrics.lengths.sampled(trajectory, cut=cut)
 
     def resampled(self, dropped: Trajectory, reason: str) -> None:
         """A straggler was dropped, to be sampled anew."""
         self._metrics.straggler("retried")
-        self._metrics.sampled(dropped, cut=True)
+        self._metrics.lengths.dropped(dropped, counts=True)
         self.event("straggler", f"trajectory {dropped.trajectory_id} is sampled anew: {reason}")
 
     def truncated(self, trajectory: Trajectory, reason: str) -> None:
@@ -153,6 +157,7 @@ class Observer:
     def instance_down(self, instance: str, reason: str) -> None:
         """An instance was lost."""
         self._down[instance] = "lost"
+        self._metrics.lengths.acknowledged(instance)
         self._use.lost(instance)
         self.event("instance_down", f"{instance} was lost: {reason}")
 

@@ -131,18 +131,21 @@ class TrajectoryServer:
         """Length of each of these that is alive, in tokens, prompt included."""
         return tuple((t, self._trajectories[t].length) for t in trajectory_ids if t in self._trajectories)
 
-    def absorb(self, deltas: Sequence[Delta]) -> None:
-        """Add what instances generated. Tokens of a trajectory released meanwhile are aborted ones."""
+    def absorb(self, deltas: Sequence[Delta]) -> list[Delta]:
+        """Add what instances generated; returns those of released trajectories, whose tokens are aborted."""
+        late: list[Delta] = []
         for delta in deltas:
             tokens = len(delta.segment.tokens)
             self.balance.generated += tokens
             known = self._trajectories.get(delta.trajectory_id)
             if known is None:
                 self.balance.drop(tokens, "aborted")
+                late.append(delta)
                 continue
             self._trajectories[known.trajectory_id] = known.extended(delta.segment).finished(
                 delta.finish_reason
             )
+        return late
 
     def answer(self, trajectory_id: str, answer: Given | Waiting | Done) -> Trajectory:
         """Apply what the environment said; returns the trajectory as it is now."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from staleflow.coordination.commands import Abort
 from staleflow.data.trajectory import (
     FinishReason,
     Prompt,
@@ -14,6 +15,7 @@ from staleflow.data.trajectory import (
     TrainBatch,
     Trajectory,
 )
+from staleflow.rollout.engine import Delta
 from staleflow.runtime.length_counts import LengthCounts, bucket
 
 
@@ -64,6 +66,55 @@ def test_dropping_the_long_one_shows_as_a_difference_of_the_two_distributions() 
         **{f"lengths/trained/{b}": int(b in (1, 4)) for b in (1, 2, 4, 8, 16)},
         "lengths/trained/mean": 3.5,
     }
+
+
+def delta(tokens: int, reason: FinishReason | None = None) -> Delta:
+    return Delta(trajectory_id="t", segment=trajectory(tokens).segments[0], finish_reason=reason)
+
+
+ABORT = Abort(instance="i0", incarnation=1, seq=7, trajectory_id="t")
+
+
+def test_an_aborted_one_is_counted_with_the_tokens_that_come_after_it_was_dropped() -> None:
+    counts = LengthCounts(longest=20)
+    counts.aborted(ABORT)
+    counts.dropped(trajectory(3, reason=None), counts=True)
+    counts.acknowledged("i0", 6)
+    counts.late([delta(6)])
+    counts.acknowledged("i1", 7)
+    assert counts.take()["lengths/sampled/mean"] == 0.0
+    counts.acknowledged("i0", 7)
+    assert counts.totals()["lengths/sampled/8"] == counts.totals()["lengths/cut"] == 1
+    assert counts.totals()["lengths/sampled/mean"] == 9.0
+
+
+def test_one_that_finished_before_its_abort_came_was_not_cut() -> None:
+    counts = LengthCounts(longest=20)
+    counts.aborted(ABORT)
+    counts.dropped(trajectory(0, reason=None), counts=True)
+    counts.late([delta(5, FinishReason.STOP)])
+    counts.acknowledged("i0", 7)
+    assert (counts.totals()["lengths/cut"], counts.totals()["lengths/sampled/mean"]) == (0, 5.0)
+
+
+def test_of_a_lost_instance_and_at_the_end_what_is_known_is_counted() -> None:
+    counts = LengthCounts(longest=20)
+    counts.aborted(ABORT)
+    counts.dropped(trajectory(4, reason=None), counts=True)
+    counts.acknowledged("i0")
+    assert counts.take()["lengths/cut"] == 1
+    counts.aborted(ABORT)
+    counts.dropped(trajectory(4, reason=None), counts=True)
+    assert counts.totals()["lengths/cut"] == 2
+
+
+def test_what_the_end_of_the_run_drops_is_not_counted() -> None:
+    counts = LengthCounts(longest=20)
+    counts.aborted(ABORT)
+    counts.dropped(trajectory(4, reason=None), counts=False)
+    counts.dropped(trajectory(4, reason=None), counts=False)
+    counts.acknowledged("i0", 7)
+    assert counts.totals()["lengths/sampled/mean"] == 0.0
 
 
 def test_a_row_has_the_same_names_whatever_happened_and_the_total_goes_on() -> None:

@@ -23,7 +23,7 @@ def redundant(model: Path, folder: Path, *overrides: str) -> Config:
         "rollout.max_new_tokens=60",
         "rollout.fake.lengths.max=60",
         "rollout.fake.lengths.sigma=1.5",
-        "rollout.progress_interval_s=0.1",
+        "rollout.progress_interval_s=0.2",
         "rollout.max_running=16",
         *overrides,
     )
