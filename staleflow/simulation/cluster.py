@@ -201,8 +201,10 @@ class SimulatedCluster:
                     if self._given_up:
                         self._given_up.difference_update(ids)
                 case Resample(trajectory_id=trajectory_id, new_id=new_id):
+                    self._measures.resampled += 1
                     self._store.resample(trajectory_id, new_id)
                 case Truncate(trajectory_id=trajectory_id):
+                    self._measures.truncated += 1
                     self._store.truncate(trajectory_id)
                 case GiveUp(trajectory_id=trajectory_id):
                     self._given_up.add(trajectory_id)

@@ -38,6 +38,8 @@ class Measures:
         self.tokens = Counter(dict.fromkeys(TOKEN_FATES, 0))
         self.commands = Counter(dict.fromkeys(COMMANDS, 0))
         self.cycles = 0
+        self.resampled = 0
+        self.truncated = 0
         self._finished = 0
         self._rejections = 0
         self._prefilled = 0
@@ -121,6 +123,8 @@ class Measures:
             commands=dict(self.commands),
             rejections=self._rejections,
             cycles=self.cycles,
+            resampled=self.resampled,
+            truncated=self.truncated,
             finished=self._finished,
             prefilled=self._prefilled,
         )

@@ -65,6 +65,10 @@ class SimulationResult:
     """route, interrupt, abort, pull: how often each was sent."""
     rejections: int
     cycles: int
+    resampled: int
+    """Stragglers sampled anew."""
+    truncated: int
+    """Stragglers trained on as far as they were."""
     finished: int
     """Trajectories whose response was completed."""
     prefilled: int

@@ -12,8 +12,9 @@ from staleflow.audit import audit_ledger
 from staleflow.coordination.coordinator import Coordinator
 from staleflow.coordination.cost_model import CostModel
 from staleflow.coordination.migration import NaiveMigration
-from staleflow.coordination.routing import NaiveRouting
+from staleflow.coordination.routing import NaiveRouting, RoutingStrategy, WaterfallRouting
 from staleflow.coordination.speculative import SpeculativeState
+from staleflow.coordination.stragglers import StragglerAction, StragglerRule
 from staleflow.coordination.synchronization import NaiveSynchronization
 from staleflow.errors import RunFailed, UserError
 from staleflow.protocol.records import LastBatch
@@ -56,9 +57,9 @@ def naive() -> Coordinator:
     )
 
 
-def restless(seed: int) -> Coordinator:
+def restless(seed: int, routing: RoutingStrategy | None = None) -> Coordinator:
     return Coordinator(
-        routing=NaiveRouting(), synchronization=NaiveSynchronization(), migration=Restless(seed)
+        routing=routing or NaiveRouting(), synchronization=NaiveSynchronization(), migration=Restless(seed)
     )
 
 
@@ -125,6 +126,30 @@ def test_random_clusters_keep_tokens_in_balance_and_pass_the_audit(bound: int, t
         fates |= {fate for fate, tokens in result.tokens.items() if tokens}
     assert seen >= min(bound, 2), "the bound is used"
     assert fates >= {"trained", "filtered", "aborted", "lost"}
+
+
+@pytest.mark.parametrize("action", ["wait", "retry", "truncate"])
+def test_spare_groups_and_stragglers_keep_tokens_in_balance(action: StragglerAction, tmp_path: Path) -> None:
+    fates, acted = set(), 0
+    for seed in range(10):
+        ledger = tmp_path / f"{action}-{seed}.jsonl"
+        result = simulate(
+            restless(seed, WaterfallRouting()),
+            dataclasses.replace(random_cluster(seed), kv_capacity=600, max_running=30),
+            bound=1,
+            batch_size=4,
+            steps=6,
+            spare_groups=3,
+            stragglers=StragglerRule(action=action, at_most=3),
+            ledger=ledger,
+        )
+        assert result.reason == "completed"
+        assert audit_ledger(ledger).violations == ()
+        check_balance(result)
+        fates |= {fate for fate, tokens in result.tokens.items() if tokens}
+        acted += result.resampled + result.truncated
+    assert fates >= {"trained", "expired"}
+    assert (acted > 0) == (action != "wait")
 
 
 def test_a_run_cut_by_time_still_balances(tmp_path: Path) -> None:
