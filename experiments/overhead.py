@@ -5,6 +5,7 @@ The goals are for one core. Everything is measured, none of it is estimated from
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -43,6 +44,7 @@ COLUMNS = (
 
 def measure_overhead(options: Options) -> Result:
     """All parts, one after the other."""
+    load_before = _load()
     options.say("protocol transitions")
     protocol = _protocol(options)
     options.say("parameter server")
@@ -61,9 +63,17 @@ def measure_overhead(options: Options) -> Result:
             f"Clusters are synthetic: {Point(instances=1, pending=0).per_instance} trajectories run on each "
             "instance for 40 s on average, each instance reports in every interval of 50 ms, and training "
             "steps follow as fast as groups are finished. What they talk to is the real Control.",
+            f"Other work on the machine: load average {load_before:.1f} before, {_load():.1f} after, on "
+            f"{os.cpu_count()} cores. CPU seconds do not count waiting for a core, but a shared cache slows "
+            "them down.",
             *(("Quick: small sizes, so the goals of coordination are not judged.",) if options.quick else ()),
         ),
     )
+
+
+def _load() -> float:
+    """Processes that want a core, over the last minute; 0 where the system does not tell."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
 
 
 # ---------------------------------------------------------------------- the parts
