@@ -67,8 +67,9 @@ def test_every_record_has_its_time_and_times_never_fall(run: ToyRun) -> None:
 def test_commands_and_batches_are_as_many_as_the_rows_say(run: ToyRun) -> None:
     kinds = Counter(line["k"] for line in journal(run))
     all_rows = run.observer.take_rows()
+    summary: dict[str, Any]
     (summary,) = [row.values for row in all_rows if row.kind == "summary"]
-    train = [row.values for row in all_rows if row.kind == "train"]
+    train: list[dict[str, Any]] = [row.values for row in all_rows if row.kind == "train"]
     for kind in ("route", "interrupt", "abort", "pull"):
         assert kinds[kind] == summary[f"coord/{kind}_count"]
     assert kinds["batch"] == kinds["trained"] == len(train) == 5
