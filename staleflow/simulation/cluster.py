@@ -56,6 +56,9 @@ from staleflow.simulation.store import TrajectoryStore
 AppendRecord = Callable[[Record, int, int], None]
 """(record, sequence number, attempt): `LedgerWriter.append` is one."""
 
+CYCLES_ALONE = 1000
+"""So many cycles in a row with nothing under way are a standstill, whatever the coordinator waits for."""
+
 
 class SimulatedCluster:
     """One run, from start to Finish. `run` may be called once."""
@@ -79,6 +82,7 @@ class SimulatedCluster:
         self._events: deque[Event] = deque()
         self._working = False
         self._cycle_at: float | None = None
+        self._alone = 0
         self._last_cycle = -settings.interval_s
         self._instances: dict[str, SimulatedInstance] = {}
         self._touched: dict[str, SimulatedInstance] = {}
@@ -122,7 +126,8 @@ class SimulatedCluster:
             self.now, _, happen, arguments = heapq.heappop(heap)
             happen(*arguments)
             return True
-        if cycle_at is None:
+        self._alone = 0 if heap else self._alone + 1
+        if cycle_at is None or self._alone > CYCLES_ALONE:
             raise RunFailed(
                 f"the simulation is stuck after {self.now:g} s in step {self._control.buffer.next_buffer}: "
                 f"nothing is under way, and the coordinator orders nothing"

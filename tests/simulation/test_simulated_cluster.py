@@ -18,6 +18,7 @@ from staleflow.coordination.stragglers import StragglerAction, StragglerRule
 from staleflow.coordination.synchronization import NaiveSynchronization
 from staleflow.errors import RunFailed, UserError
 from staleflow.protocol.records import LastBatch
+from staleflow.simulation.cluster import SimulatedCluster
 from staleflow.simulation.lengths import fixed, lognormal
 from staleflow.simulation.result import SimulationResult
 from staleflow.simulation.settings import ClusterSettings, Outage, Slowdown, TrainerCosts
@@ -241,6 +242,39 @@ def test_a_cluster_that_comes_to_a_stand_says_so() -> None:
     )
     with pytest.raises(RunFailed, match="stuck after"):
         simulate(naive(), settings, bound=1, batch_size=5, steps=5)
+
+
+def test_a_coordinator_that_only_wants_to_be_woken_again_is_no_hang() -> None:
+    class Waiting:
+        def migrate(self, state: SpeculativeState) -> float:
+            return state.snapshot.now + 1.0
+
+    settings = dataclasses.replace(
+        SMALL, outages=tuple(Outage(at=1.0, instance=n, down_s=None) for n in range(3))
+    )
+    coordinator = Coordinator(
+        routing=NaiveRouting(), synchronization=NaiveSynchronization(), migration=Waiting()
+    )
+    with pytest.raises(RunFailed, match="stuck after"):
+        simulate(coordinator, settings, bound=1, batch_size=5, steps=5)
+
+
+def test_memory_follows_the_living_trajectories_not_the_length_of_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At most (η + 1) batches and the one in training live; foreseen events do not pile up either."""
+    most = {"trajectories": 0, "events": 0}
+    cycle = SimulatedCluster._cycle
+
+    def watched(cluster: SimulatedCluster) -> None:
+        cycle(cluster)
+        most["trajectories"] = max(most["trajectories"], sum(1 for _ in cluster._store.living()))
+        most["events"] = max(most["events"], len(cluster._heap))
+
+    monkeypatch.setattr(SimulatedCluster, "_cycle", watched)
+    simulate(naive(), dataclasses.replace(SMALL, interval_s=0.5), bound=1, batch_size=5, steps=60)
+    assert most["trajectories"] <= 3 * 5 * 4
+    assert most["events"] <= 100
 
 
 def test_a_kv_cache_too_small_for_one_response_is_refused_with_the_arithmetic() -> None:
