@@ -259,6 +259,8 @@ class Control:
             return
         self._running.forget(member.trajectory_id)
         self.fleet.remove(instance, member.trajectory_id)
+        if member.leaving:
+            return  # the Interrupt on its way takes it out; two commands would free its room twice
         command = Abort(
             instance=instance,
             incarnation=self.fleet.snapshot(instance).incarnation,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from by_hand import Hand
+
 from staleflow.coordination.batches import BatchSettings
-from staleflow.coordination.commands import Admission, Command, Route
-from staleflow.coordination.control import Control
+from staleflow.coordination.commands import Abort, Admission, Command, Interrupt, Route
+from staleflow.coordination.control import Control, Patience
 from staleflow.coordination.coordinator import Coordinator, Decision
 from staleflow.coordination.effects import Discard, Effect, Finish, GiveUp, Score, Send, Train
 from staleflow.coordination.events import (
@@ -157,3 +159,18 @@ def test_a_stop_before_the_first_weights_ends_at_once() -> None:
         batches=BatchSettings(steps=5, group_size=2),
     )
     assert [e.reason for e in made.handle(StopRequested()) if isinstance(e, Finish)] == ["interrupted"]
+
+
+def test_a_surplus_member_that_is_being_interrupted_gets_no_abort_as_well() -> None:
+    """Its room on the instance would be counted as free twice."""
+    hand = Hand(group_size=1, batch_size=1, patience=Patience(stall_after_s=2.0))
+    hand.draw("a", members=2)
+    hand.start("a")
+    hand.report(finished={"a0": 5})
+    hand.cycle()
+    hand.cycle()
+    assert [c.trajectory_id for c in hand.take(Interrupt)] == ["a1"]
+    hand.reward("a0")
+    assert hand.take(Abort) == []
+    assert hand.control.fleet.resident("i0") == ()
+    assert [d.trajectory_ids for d in hand.take(Discard)] == [("a1",)]
