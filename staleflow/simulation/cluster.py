@@ -347,8 +347,9 @@ class SimulatedCluster:
 
     def _deliver_report(self, instance: SimulatedInstance, *, progress: bool) -> None:
         report = instance.take_report(progress=progress)
-        self._store.left(report.aborted)
-        self._store.left(t.trajectory_id for t in (*report.finished, *report.interrupted))
+        if self._store.leaving:
+            self._store.left(report.aborted)
+            self._store.left(t.trajectory_id for t in (*report.finished, *report.interrupted))
         if self._settings.report_s > 0:
             self._foresee(self.now + self._settings.report_s, self._reported, report)
         else:

@@ -22,13 +22,14 @@ class TrajectoryStore:
         self._settings = settings
         self._fates = fates
         self._living: dict[str, SimulatedTrajectory] = {}
-        self._leaving: dict[str, str] = {}
+        self.leaving: dict[str, str] = {}
+        """Dropped ones that an instance still holds, and why."""
         self._drawn = 0
         self._expired: deque[tuple[str, int]] = deque()
 
     def find(self, trajectory_id: str) -> SimulatedTrajectory | None:
         """A living trajectory that is still wanted."""
-        return None if trajectory_id in self._leaving else self._living.get(trajectory_id)
+        return None if trajectory_id in self.leaving else self._living.get(trajectory_id)
 
     def living(self) -> Iterable[SimulatedTrajectory]:
         """All of them, in order of drawing."""
@@ -84,15 +85,14 @@ class TrajectoryStore:
             if trajectory.instance is None:
                 self._drop(trajectory, reason)
             else:
-                self._leaving[trajectory_id] = reason  # it goes on until its Abort has come
+                self.leaving[trajectory_id] = reason  # it goes on until its Abort has come
 
     def left(self, trajectory_ids: Iterable[str]) -> None:
         """These are on no instance any more."""
-        if self._leaving:
-            for trajectory_id in trajectory_ids:
-                reason = self._leaving.pop(trajectory_id, None)
-                if reason is not None:
-                    self._drop(self._living[trajectory_id], reason)
+        for trajectory_id in trajectory_ids:
+            reason = self.leaving.pop(trajectory_id, None)
+            if reason is not None:
+                self._drop(self._living[trajectory_id], reason)
 
     def _drop(self, trajectory: SimulatedTrajectory, reason: str) -> None:
         self._fates[reason] += trajectory.response
