@@ -2,43 +2,48 @@
 
 from __future__ import annotations
 
+GUESS_WEIGHT = 16
+"""So many finished trajectories weigh as much as the first guess: the first to finish are the short ones."""
+MEMORY = 1024
+"""So many finished trajectories are remembered, older ones (and the guess) ever less: lengths change as a
+model learns, and a wrong guess must not last."""
+
 
 class LengthStatistics:
-    """Means over finished trajectories, with a first guess that a few of them outweigh."""
-
-    GUESS_WEIGHT = 16
-    """So many finished trajectories weigh as much as the guess: the first to finish are the short ones."""
+    """Means over the trajectories that finished lately, with a first guess."""
 
     def __init__(self, expected_response: int) -> None:
         """`expected_response`: the guess, in tokens."""
-        self._count = float(self.GUESS_WEIGHT)
-        self._responses = float(self.GUESS_WEIGHT * expected_response)
-        self._held = float(self.GUESS_WEIGHT * expected_response * expected_response / 2)
+        self._count = float(GUESS_WEIGHT)
+        self._tokens = float(GUESS_WEIGHT * expected_response)
+        self._squares = float(GUESS_WEIGHT * expected_response**2)
         self._prompts = 0.0
-        self._drawn = 0
+        self._drawn = 0.0
 
     def drawn(self, prompt_length: int) -> None:
-        """A trajectory was drawn."""
-        self._prompts += prompt_length
-        self._drawn += 1
+        """A group was drawn."""
+        keep = 1 - 1 / MEMORY
+        self._prompts = keep * self._prompts + prompt_length
+        self._drawn = keep * self._drawn + 1
 
     def finished(self, response_length: int) -> None:
         """A response is complete."""
-        self._count += 1
-        self._responses += response_length
-        self._held += response_length * response_length / 2
+        keep = 1 - 1 / MEMORY
+        self._count = keep * self._count + 1
+        self._tokens = keep * self._tokens + response_length
+        self._squares = keep * self._squares + response_length**2
 
     @property
     def expected_growth(self) -> int:
         """Mean response length, in tokens."""
-        return max(1, round(self._responses / self._count))
+        return max(1, round(self._tokens / self._count))
 
     @property
     def expected_held(self) -> int:
         """Tokens that a running trajectory holds at a random moment: prompt + E[L²] / (2 E[L]).
 
         Long responses are met more often than they are drawn, for they stay longer; and each is met half
-        way on average (renewal theory's mean age).
+        way on average (the mean age of renewal theory).
         """
         prompt = self._prompts / self._drawn if self._drawn else 0.0
-        return max(1, round(prompt + self._held / max(1.0, self._responses)))
+        return max(1, round(prompt + self._squares / (2 * max(1.0, self._tokens))))
