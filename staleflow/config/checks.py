@@ -150,6 +150,45 @@ def _redundancy(config: Config) -> Iterator[Problem]:
         )
 
 
+def _simulation(config: Config) -> Iterator[Problem]:
+    simulation = config.simulation
+    lengths, training = simulation.lengths, simulation.training
+    if lengths.kind == "replay" and lengths.path is None:
+        yield "simulation.lengths.path", "replay needs the folder of a run with a journal"
+    if lengths.kind != "replay" and lengths.path is not None:
+        yield (
+            "simulation.lengths.path",
+            "is read only with simulation.lengths.kind replay: set it, or leave it out",
+        )
+    if simulation.costs is not None:
+        instances = config.rollout.instances
+        for key in ("fixed_s", "token_s", "push_s"):
+            if getattr(training, key) is None:
+                yield (
+                    f"simulation.training.{key}",
+                    "with simulation.costs there is no model to work it out from: set it",
+                )
+    else:
+        parallel, gpus, together = simulation.tensor_parallel, simulation.rollout_gpus, ""
+        if config.coordination.policy == "sync":  # all GPUs generate, then all train
+            gpus += simulation.training_gpus
+            together = f"together with simulation.training_gpus, {simulation.training_gpus}, it "
+        instances = gpus // parallel
+        if gpus % parallel:
+            yield (
+                "simulation.rollout_gpus",
+                f"{together}is no multiple of simulation.tensor_parallel {parallel}, the GPUs of one "
+                "instance",
+            )
+    for key in ("outages", "slowdowns"):
+        for change in getattr(simulation, key):
+            if change.instance >= instances:
+                yield (
+                    f"simulation.{key}",
+                    f"there is no instance {change.instance}: the {instances} are counted from 0",
+                )
+
+
 _CHECKS: tuple[Callable[[Config], Iterator[Problem]], ...] = (
     _algorithm,
     _sampling,
@@ -158,4 +197,5 @@ _CHECKS: tuple[Callable[[Config], Iterator[Problem]], ...] = (
     _cluster,
     _coordination,
     _redundancy,
+    _simulation,
 )

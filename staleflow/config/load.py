@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from staleflow.config.base import Section
 from staleflow.config.checks import combination_problems
 from staleflow.config.layers import default_layer, environment_layers, file_layer, merge, override_layers
 from staleflow.config.problems import config_error, read_where, schema_problems
@@ -46,4 +47,6 @@ def load_config(
 
 def _value(config: Config, key: str) -> Any:
     value: Any = reduce(getattr, key.split("."), config)
-    return list(value) if isinstance(value, tuple) else value
+    if isinstance(value, tuple):
+        return [item.model_dump() if isinstance(item, Section) else item for item in value]
+    return value

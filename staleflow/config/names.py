@@ -41,6 +41,12 @@ ALIASES: dict[str, str] = {
     "save_interval": "checkpoint.every",
     "resume_dir": "run.output_dir",
     "model_path": "model.source",
+    "tp": "simulation.tensor_parallel",
+    "tensor_model_parallel_size": "simulation.tensor_parallel",
+    "gpu_type": "simulation.gpu",
+    "num_rollout_gpus": "simulation.rollout_gpus",
+    "num_training_gpus": "simulation.training_gpus",
+    "mfu": "simulation.efficiency.training_compute",
 }
 """Well-known names of what a key here means. They are never accepted as keys, only understood in mistakes."""
 

@@ -72,8 +72,9 @@ def _problem(model: type[Section], details: ErrorDetails, layer: Layer) -> str:
         return _unknown_key(model, path, value, layer)
     name = ".".join(path)
     if kind == "missing":
-        # Every key has a default, so this is the element of a list that is too short.
-        return f"{'.'.join(path[:-1])}: {read_where(layer, path[:-1], value)}; allowed: a longer list"
+        # Every key outside of lists has a default, so this is in a list, or the list is too short.
+        missing = f"a map that has {path[-1]}" if isinstance(value, dict) else "a longer list"
+        return f"{'.'.join(path[:-1])}: {read_where(layer, path[:-1], value)}; allowed: {missing}"
     fields = dict(key_paths(model))
     allowed, hint = _allowed(details, fields.get(path))
     return f"{name}: {read_where(layer, path, value)}; allowed: {allowed}{hint and f'; {hint}'}"
@@ -83,12 +84,22 @@ def _unknown_key(model: type[Section], path: Path, value: Any, layer: Layer) -> 
     while isinstance(value, dict) and len(value) == 1:  # `stalness.bound=2`: speak of the whole key
         key, value = next(iter(value.items()))
         path = (*path, key)
-    hint = suggestion(model, path)
+    hint = _in_list(model, path) or suggestion(model, path)
     if not hint:
         siblings = [p[-1] for p, _ in key_paths(model) if p[:-1] == path[:-1]]
         section = f"section {'.'.join(path[:-1])}" if len(path) > 1 else "the config"
         hint = f"{section} has {', '.join(siblings)}" if siblings else "there is no such section"
     return f"{'.'.join(path)}: unknown key ({read_where(layer, path, value)}); {hint}"
+
+
+def _in_list(model: type[Section], path: Path) -> str:
+    """What the elements of the list have that `path` is a key of; "" for any other path."""
+    if len(path) < 3 or not path[-2].isdigit():
+        return ""
+    field = dict(key_paths(model)).get(path[:-2])
+    elements = [a for a in get_args(field.annotation) if isinstance(a, type)] if field else []
+    keys = [key for element in elements if issubclass(element, Section) for key in element.model_fields]
+    return f"an element of {'.'.join(path[:-2])} has {', '.join(keys)}" if keys else ""
 
 
 def _allowed(details: ErrorDetails, field: FieldInfo | None) -> tuple[str, str]:

@@ -4,7 +4,8 @@ Invariants: types are strict (no "1" for 1), unknown keys are refused, numbers a
 a built Config never changes. What one field alone cannot say (combinations) is in `checks`.
 
 The text under each field is its documentation: `staleflow config` prints it, and `configs/default.yaml`
-is that print. Sections of rollout, reward and training are in `schema_work`.
+is that print. Sections of rollout, reward and training are in `schema_work`, those of a simulated cluster in
+`schema_simulation`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from staleflow.config.base import Section, SourceName
+from staleflow.config.schema_simulation import Simulation
 from staleflow.config.schema_work import Coordination, Evaluation, Reward, Rollout, Training
 
 
@@ -145,6 +147,7 @@ class Config(Section):
     checkpoint: Checkpoint = Checkpoint()
     cluster: Cluster = Cluster()
     telemetry: Telemetry = Telemetry()
+    simulation: Simulation = Simulation()
 
     def to_yaml(self) -> str:
         """The config as YAML text that `load_config` reads back to an equal Config."""

@@ -109,6 +109,19 @@ def test_a_wrong_value_is_refused_with_what_is_allowed(override: str, allowed: s
     assert allowed in line
 
 
+def test_a_list_of_outages_is_checked_element_by_element() -> None:
+    config = load_config([], ["simulation.outages=[{at: 3.0, instance: 1}, {at: 4, instance: 1, down_s: 5}]"])
+    assert [outage.down_s for outage in config.simulation.outages] == [None, 5.0]
+    (line,) = problems("simulation.outages=[{at: -3.0, instance: 1}]")
+    assert line == "simulation.outages.0.at: read -3.0 from the command line; allowed: at least 0.0"
+    (line,) = problems("simulation.slowdowns=[{at: 3.0, instance: 1}]")
+    assert line.startswith("simulation.slowdowns.0: read")
+    assert line.endswith("allowed: a map that has factor")
+    (line,) = problems("simulation.slowdowns=[{at: 3.0, instance: 1, factr: 2.0, factor: 1.0}]")
+    assert line.startswith("simulation.slowdowns.0.factr: unknown key")
+    assert line.endswith("an element of simulation.slowdowns has at, instance, factor")
+
+
 def test_all_problems_are_listed_a_line_each() -> None:
     lines = problems("run.steps=0", "staleness.eat=2", "telemetry.console=loud")
     assert sorted(line.partition(":")[0] for line in lines) == [
@@ -151,6 +164,24 @@ def test_all_problems_are_listed_a_line_each() -> None:
             ["redundancy.groups=1", "coordination.routing.strategy=naive"],
             "redundancy.groups",
             "naive routing takes no spare groups",
+        ),
+        (["simulation.tensor_parallel=3"], "simulation.rollout_gpus", "no multiple of simulation.tensor_par"),
+        (
+            ["simulation.tensor_parallel=5", "coordination.policy=sync"],
+            "simulation.rollout_gpus",
+            "together with simulation.training_gpus, 48, it is no multiple",
+        ),
+        (["simulation.lengths.kind=replay"], "simulation.lengths.path", "needs the folder of a run"),
+        (["simulation.lengths.path=runs/a"], "simulation.lengths.path", "is read only with"),
+        (
+            ["simulation.costs=c.json", "simulation.training.token_s=1e-5", "simulation.training.push_s=0.0"],
+            "simulation.training.fixed_s",
+            "there is no model to work it out from",
+        ),
+        (
+            ["simulation.outages=[{at: 3.0, instance: 16}]"],
+            "simulation.outages",
+            "there is no instance 16: the 16 are counted from 0",
         ),
     ],
 )
