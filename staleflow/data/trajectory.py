@@ -96,6 +96,11 @@ class Trajectory:
     finish_reason: FinishReason | None = None
 
     @property
+    def prompt_len(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.prompt.tokens)
+
+    @property
     def response_len(self) -> int:
         """Tokens in the response so far, generated and given."""
         return sum(len(s.tokens) for s in self.segments)

@@ -14,14 +14,23 @@ Buckets are powers of two: bucket b holds lengths from b to 2 b - 1 (bucket 1 al
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from staleflow.coordination.commands import Abort
-from staleflow.data.trajectory import TrainBatch, Trajectory
-from staleflow.rollout.engine import Delta
+from staleflow.data.responses import Response, Scored
 from staleflow.training.filtering import is_usable
 
 KINDS = ("sampled", "trained")
+
+
+class Late(NamedTuple):
+    """Tokens that an instance told of after their trajectory had been dropped."""
+
+    trajectory_id: str
+    tokens: int
+    finished: bool
+    """It ended by itself before its Abort came."""
 
 
 class LengthCounts:
@@ -38,15 +47,15 @@ class LengthCounts:
         """Dropped ones that an instance still has tokens of, by instance and trajectory."""
         self._instance_of: dict[str, str] = {}
 
-    def sampled(self, trajectory: Trajectory, *, cut: bool = False) -> None:
+    def sampled(self, trajectory: Response, *, cut: bool = False) -> None:
         """The trajectory's generation has ended; `cut`: it had not finished by itself."""
-        self._sampled(trajectory.response_len, len(trajectory.prompt.tokens), cut)
+        self._sampled(trajectory.response_len, trajectory.prompt_len, cut)
 
     def aborted(self, command: Abort) -> None:
         """An Abort goes out; its trajectory is dropped next."""
         self._aborts[command.trajectory_id] = command
 
-    def dropped(self, trajectory: Trajectory, *, counts: bool) -> None:
+    def dropped(self, trajectory: Response, *, counts: bool) -> None:
         """A trajectory was dropped. `counts`: it was unfinished, and the run is not over."""
         abort = self._aborts.pop(trajectory.trajectory_id, None)
         if not counts:
@@ -54,18 +63,18 @@ class LengthCounts:
         if abort is None:
             self.sampled(trajectory, cut=True)
             return
-        leaving = _Leaving(abort.seq, trajectory.response_len, len(trajectory.prompt.tokens))
+        leaving = _Leaving(abort.seq, trajectory.response_len, trajectory.prompt_len)
         self._leaving.setdefault(abort.instance, {})[trajectory.trajectory_id] = leaving
         self._instance_of[trajectory.trajectory_id] = abort.instance
 
-    def late(self, deltas: Iterable[Delta]) -> None:
+    def late(self, arrivals: Iterable[Late]) -> None:
         """Tokens of trajectories that were dropped before these came."""
-        for delta in deltas:
-            instance = self._instance_of.get(delta.trajectory_id)
+        for late in arrivals:
+            instance = self._instance_of.get(late.trajectory_id)
             if instance is not None:
-                leaving = self._leaving[instance][delta.trajectory_id]
-                leaving.response += len(delta.segment.tokens)
-                leaving.finished = delta.finish_reason is not None
+                leaving = self._leaving[instance][late.trajectory_id]
+                leaving.response += late.tokens
+                leaving.finished = late.finished
 
     def acknowledged(self, instance: str, seq: int | None = None) -> None:
         """The instance has applied its commands up to `seq` and told of their tokens. None: it was lost."""
@@ -75,11 +84,11 @@ class LengthCounts:
             del self._instance_of[trajectory_id]
             self._sampled(leaving.response, leaving.prompt, cut=not leaving.finished)
 
-    def trained(self, batch: TrainBatch) -> None:
+    def trained(self, groups: Sequence[Sequence[Scored]]) -> None:
         """A batch was handed to the trainer."""
-        for trajectory in [s.trajectory for group in batch.groups for s in group if is_usable(s)]:
+        for trajectory in [s.trajectory for group in groups for s in group if is_usable(s)]:
             for counts in (self._since, self._total):
-                counts.add("trained", trajectory.response_len, len(trajectory.prompt.tokens))
+                counts.add("trained", trajectory.response_len, trajectory.prompt_len)
 
     def take(self) -> dict[str, float]:
         """Metrics since the last call, of the same names each time.

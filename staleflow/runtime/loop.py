@@ -69,6 +69,7 @@ from staleflow.runtime.backend import (
 )
 from staleflow.runtime.clock import Clock
 from staleflow.runtime.heap import Heap
+from staleflow.runtime.length_counts import Late
 from staleflow.runtime.observer import Observer
 from staleflow.servers.trajectory_server import FAILED, TrajectoryServer
 from staleflow.storage.journal import JournalWriter
@@ -175,7 +176,7 @@ class RunLoop:
         if self._heap_is_due and self._heap is not None:
             self._heap.settle()
         self._heap_is_due = False
-        self._observer.tick(self._control, self._server)
+        self._observer.tick(self._control, self._server.balance)
         self._journal.flush_if_due()
 
     def _wait_for_start(self) -> None:
@@ -209,15 +210,18 @@ class RunLoop:
                 self._observer.phase("evaluating")
             for message in self._backend.poll(self._settings.interval_s):
                 self._receive(message)
-            self._observer.tick(self._control, self._server)
-        self._observer.finish(self._control, self._server)
+            self._observer.tick(self._control, self._server.balance)
+        self._observer.finish(self._control, self._server.balance)
 
     # ------------------------------------------------------------------ messages
 
     def _receive(self, message: Message) -> None:
         match message:
             case InstanceUpdated(update=update):
-                late = self._server.absorb(update.deltas)
+                late = [
+                    Late(d.trajectory_id, len(d.segment.tokens), d.finish_reason is not None)
+                    for d in self._server.absorb(update.deltas)
+                ]
                 report = update.report
                 self._observer.reported(report, late)
                 self._journal_report(report)
@@ -268,7 +272,7 @@ class RunLoop:
         )
         self._ledger.flush()
         self._server.trained(result.version_start)
-        self._observer.trained(message, self._control, self._server)
+        self._observer.trained(message, self._control, self._server.balance)
         self._journal.trained(result.version_start, message.update_s, message.push_s)
         every = self._settings.checkpoint_every
         if every and result.version % every == 0:
@@ -413,7 +417,7 @@ class RunLoop:
         self._ledger.flush()
         batch = self._server.batch(effect.step, effect.groups, effect.final)
         waited_s = self._clock.now() - self._idle_since
-        self._observer.batch(batch, waited_s)
+        self._observer.batch(batch.step, batch.groups, waited_s)
         self._journal.batch(effect.step, waited_s)
         self._backend.train(batch, hold=self._is_evaluated(effect.step + 1))
         self._heap_is_due = True

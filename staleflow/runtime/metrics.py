@@ -7,12 +7,13 @@ Invariant: a figure is counted where it happens and once; a row holds the counts
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from staleflow.coordination.commands import Command
 from staleflow.coordination.control import Control
 from staleflow.coordination.reports import InstanceReport
-from staleflow.data.trajectory import FinishReason, Reward, TrainBatch
+from staleflow.data.responses import Scored
+from staleflow.data.trajectory import FinishReason, Reward
 from staleflow.runtime.command_costs import CommandCosts
 from staleflow.runtime.length_counts import LengthCounts
 from staleflow.training.trainer import TrainResult
@@ -90,22 +91,22 @@ class StepMetrics:
         """All parts are up: the time before belongs to no step."""
         self._since = now
 
-    def batch(self, batch: TrainBatch, waited_s: float) -> None:
+    def batch(self, step: int, groups: Sequence[Sequence[Scored]], waited_s: float) -> None:
         """A batch was handed to the trainer, which had waited for it."""
-        self.lengths.trained(batch)
-        members = [s for group in batch.groups for s in group]
+        self.lengths.trained(groups)
+        members = [s for group in groups for s in group]
         rewards = [s.reward.raw for s in members if s.reward.usable]
         lengths = [s.trajectory.response_len for s in members]
         truncated = sum(s.trajectory.finish_reason is FinishReason.LENGTH for s in members)
         partial = sum(s.trajectory.min_version != s.trajectory.max_version for s in members)
-        self._batches[batch.step] = {
+        self._batches[step] = {
             "timing_s/wait_for_batch": waited_s,
             "rollout/reward_mean": _mean(rewards),
             "rollout/response_len_mean": _mean(lengths),
             "rollout/response_len_max": max(lengths, default=0),
             "rollout/truncated_ratio": truncated / max(1, len(members)),
             "rollout/partial_ratio": partial / max(1, len(members)),
-            "rollout/groups": len(batch.groups),
+            "rollout/groups": len(groups),
         }
 
     def row(

@@ -8,37 +8,60 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from staleflow.coordination.commands import Abort, Command
 from staleflow.coordination.control import Control
 from staleflow.coordination.reports import InstanceReport
-from staleflow.data.trajectory import FinishReason, Reward, TrainBatch, Trajectory
+from staleflow.data.responses import Balance, Response, Scored
+from staleflow.data.trajectory import FinishReason, Reward
 from staleflow.protocol.lifecycle import TrajectoryState
-from staleflow.rollout.engine import Delta
 from staleflow.runtime.backend import Evaluated, StepTrained
 from staleflow.runtime.clock import Clock
+from staleflow.runtime.length_counts import Late
 from staleflow.runtime.metrics import StepMetrics, Values
 from staleflow.runtime.picture import InstanceRates, buffer_statuses, instance_statuses, waiting_for
-from staleflow.runtime.time_use import TimeUse
-from staleflow.servers.trajectory_server import TrajectoryServer
+from staleflow.runtime.time_use import LOOK_EVERY_S, TimeUse
 from staleflow.telemetry.rows import Row, RowKind, RunStatus
 
-SAMPLE_EVERY_S = 1.0
-"""Time between two samples of the instances."""
 STATUS_EVERY_S = 0.25
 """Time between two pictures; the console draws four times a second."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intervals:
+    """How often is looked, in seconds of the run's clock. Each look costs time for every instance."""
+
+    look_s: float = LOOK_EVERY_S
+    """At who works and who stands still."""
+    sample_s: float = 1.0
+    """Between two rows about the instances."""
+    double_after: int | None = None
+    """After so many rows the time between them doubles, so that a run of any length has few. None: never."""
 
 
 class Observer:
     """Rows and status of one attempt."""
 
     def __init__(
-        self, *, run_name: str, policy: str, bound: int, steps: int, longest_response: int, clock: Clock
+        self,
+        *,
+        run_name: str,
+        policy: str,
+        bound: int,
+        steps: int,
+        longest_response: int,
+        clock: Clock,
+        intervals: Intervals | None = None,
+        redraw: Callable[[], float] | None = None,
     ) -> None:
-        """`longest_response` is in tokens."""
+        """`longest_response` is in tokens. `redraw`: seconds by which pictures become due, where those of
+        the run's clock are not what somebody waits through.
+        """
         self._clock = clock
+        self._intervals = intervals or Intervals()
+        self._redraw = redraw or clock.now
         self.began = clock.now()
         """Where `run/seconds` counts from."""
         self._metrics = StepMetrics(self.began, longest_response)
@@ -47,10 +70,12 @@ class Observer:
         self._lock = threading.Lock()
         self._down: dict[str, str] = {}
         self._cut: set[str] = set()
-        self._sampled = self._drawn = self.began
+        self._sampled, self._drawn = self.began, self._redraw()
+        self._samples = 0
+        self._sample_s = self._intervals.sample_s
         self._trainer_busy = False
         self._waited_s = 0.0
-        self._use = TimeUse()
+        self._use = TimeUse(self._intervals.look_s)
         self._running_since = clock.now()
         self.last_evaluated = -1
         self._status = RunStatus(
@@ -102,7 +127,7 @@ class Observer:
             self._metrics.lengths.aborted(command)
         self._use.ordered(command)
 
-    def reported(self, report: InstanceReport, late: Sequence[Delta] = ()) -> None:
+    def reported(self, report: InstanceReport, late: Sequence[Late] = ()) -> None:
         """A report came in; `late`: what came with it for trajectories that had been dropped."""
         self._metrics.lengths.late(late)
         self._metrics.lengths.acknowledged(report.instance, report.acked_seq)
@@ -118,7 +143,7 @@ class Observer:
         """Rewards came in."""
         self._metrics.scored(rewards)
 
-    def discarded(self, reason: str, trajectories: Sequence[Trajectory]) -> None:
+    def discarded(self, reason: str, trajectories: Sequence[Response]) -> None:
         """Payload was dropped: that of one group, or of redundant members, or all there is at the end."""
         if reason in ("filtered", "failed", "expired"):
             self._metrics.released(reason)
@@ -128,19 +153,19 @@ class Observer:
             unfinished = trajectory.finish_reason is None  # the others were counted when they finished
             self._metrics.lengths.dropped(trajectory, counts=unfinished and reason != "discarded")
 
-    def sampled(self, trajectory: Trajectory) -> None:
+    def sampled(self, trajectory: Response) -> None:
         """A trajectory is complete, or given up."""
         cut = trajectory.finish_reason is FinishReason.FAILED or trajectory.trajectory_id in self._cut
         self._cut.discard(trajectory.trajectory_id)
         self._metrics.lengths.sampled(trajectory, cut=cut)
 
-    def resampled(self, dropped: Trajectory, reason: str) -> None:
+    def resampled(self, dropped: Response, reason: str) -> None:
         """A straggler was dropped, to be sampled anew."""
         self._metrics.straggler("retried")
         self._metrics.lengths.dropped(dropped, counts=True)
         self.event("straggler", f"trajectory {dropped.trajectory_id} is sampled anew: {reason}")
 
-    def truncated(self, trajectory: Trajectory, reason: str) -> None:
+    def truncated(self, trajectory: Response, reason: str) -> None:
         """A straggler was cut off where it was."""
         self._metrics.straggler("truncated")
         self._cut.add(trajectory.trajectory_id)
@@ -161,22 +186,20 @@ class Observer:
         self._use.lost(instance)
         self.event("instance_down", f"{instance} was lost: {reason}")
 
-    def batch(self, batch: TrainBatch, waited_s: float) -> None:
+    def batch(self, step: int, groups: Sequence[Sequence[Scored]], waited_s: float) -> None:
         """A batch goes to the trainer. Waiting for instances to start is no waiting for a batch."""
         waited_s = min(waited_s, self._clock.now() - self._running_since)
         self._trainer_busy = True
         self._use.training(self._clock.now(), True)
         self._waited_s += waited_s
-        self._metrics.batch(batch, waited_s)
+        self._metrics.batch(step, groups, waited_s)
 
-    def trained(self, message: StepTrained, control: Control, server: TrajectoryServer) -> None:
+    def trained(self, message: StepTrained, control: Control, balance: Balance) -> None:
         """A step is done: its row."""
         self._trainer_busy = False
         self._use.training(self._clock.now(), False)
         timing = {"update": message.update_s, "push": message.push_s}
-        values = self._metrics.row(
-            message.result, control, server.balance.as_dict(), self._clock.now(), timing
-        )
+        values = self._metrics.row(message.result, control, balance.as_dict(), self._clock.now(), timing)
         values |= self._use.take(self._clock.now())
         values["run/seconds"] = self._seconds()
         self._add("train", values)
@@ -198,21 +221,22 @@ class Observer:
         if sampled is not None:
             self._status = replace(self._status, evals=(*self._status.evals, (message.version, sampled)))
 
-    def tick(self, control: Control, server: TrajectoryServer) -> None:
+    def tick(self, control: Control, balance: Balance) -> None:
         """A turn is over."""
         now = self._clock.now()
         self._use.look(now, control)
-        if now - self._sampled >= SAMPLE_EVERY_S:
+        if now - self._sampled >= self._sample_s:
             self._sample(control)
             self._sampled = now
-        if now - self._drawn >= STATUS_EVERY_S:
-            self._drawn = now
-            self._picture(control, server)
+        drawn = self._redraw()
+        if drawn - self._drawn >= STATUS_EVERY_S:
+            self._drawn = drawn
+            self._picture(control, balance)
 
-    def finish(self, control: Control, server: TrajectoryServer) -> None:
+    def finish(self, control: Control, balance: Balance) -> None:
         """The run is over: the summary row."""
         self.phase("done")
-        self._picture(control, server)
+        self._picture(control, balance)
         values: Values = {
             "run/seconds": self._seconds(),
             "run/steps": control.buffer.next_buffer,
@@ -224,12 +248,15 @@ class Observer:
         values |= self._metrics.totals()
         costs = control.costs.model
         values |= {f"coord/{name}": getattr(costs, name) for name in ("k1", "k2", "k3", "k4", "prefill")}
-        values |= {f"tokens/{name}": count for name, count in server.balance.as_dict().items()}
+        values |= {f"tokens/{name}": count for name, count in balance.as_dict().items()}
         self._add("summary", values)
 
     # ------------------------------------------------------------------
 
     def _sample(self, control: Control) -> None:
+        self._samples += 1
+        if self._intervals.double_after is not None and self._samples % self._intervals.double_after == 0:
+            self._sample_s *= 2
         self._rates.sample(control, self._clock.now())
         values: Values = {"run/seconds": self._seconds(), "trainer/busy": int(self._trainer_busy)}
         for status in instance_statuses(control, self._rates, {}):
@@ -242,7 +269,7 @@ class Observer:
             values[f"{prefix}/preemptions"] = self._metrics.preemptions(status.instance)
         self._add("instances", values)
 
-    def _picture(self, control: Control, server: TrajectoryServer) -> None:
+    def _picture(self, control: Control, balance: Balance) -> None:
         instances = instance_statuses(control, self._rates, self._down)
         population = control.population
         waiting = waiting_for(control)
@@ -261,7 +288,7 @@ class Observer:
             scoring=population.count(TrajectoryState.GENERATED),
             in_flight=population.count(TrajectoryState.RUNNING),
             tokens_per_s=sum(status.tokens_per_s for status in instances),
-            tokens=server.balance.as_dict(),
+            tokens=balance.as_dict(),
         )
 
     def _seconds(self) -> float:

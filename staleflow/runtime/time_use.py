@@ -46,7 +46,8 @@ class _Moment:
 class TimeUse:
     """Seconds by what they were spent on. Fed by the observer."""
 
-    def __init__(self) -> None:
+    def __init__(self, look_every_s: float = LOOK_EVERY_S) -> None:
+        self._look_every_s = look_every_s
         self._at: float | None = None
         self._looked = float("-inf")
         self._moment = _Moment()
@@ -81,7 +82,7 @@ class TimeUse:
 
     def look(self, now: float, control: Control) -> None:
         """Count the time since the last look, and note the state from now on."""
-        if self._at is None or now - self._looked < LOOK_EVERY_S:
+        if self._at is None or now - self._looked < self._look_every_s:
             return
         self._looked = now
         self._count(now)

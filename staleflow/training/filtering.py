@@ -13,7 +13,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from staleflow.data.trajectory import FinishReason, Reward, ScoredTrajectory
+from staleflow.data.responses import Scored
+from staleflow.data.trajectory import FinishReason, Reward
 
 EQUAL_REWARDS = 1e-6
 """Raw rewards closer than this are equal: it absorbs rounding in averaged scores, and lies far below the
@@ -25,7 +26,7 @@ def is_usable_reward(reward: Reward) -> bool:
     return reward.usable and math.isfinite(reward.raw)
 
 
-def is_usable(scored: ScoredTrajectory) -> bool:
+def is_usable(scored: Scored) -> bool:
     """Whether a member is trained on: a usable reward, and a response that was really generated."""
     return is_usable_reward(scored.reward) and scored.trajectory.finish_reason is not FinishReason.FAILED
 

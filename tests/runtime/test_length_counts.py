@@ -12,11 +12,9 @@ from staleflow.data.trajectory import (
     Reward,
     ScoredTrajectory,
     Segment,
-    TrainBatch,
     Trajectory,
 )
-from staleflow.rollout.engine import Delta
-from staleflow.runtime.length_counts import LengthCounts, bucket
+from staleflow.runtime.length_counts import Late, LengthCounts, bucket
 
 
 def trajectory(
@@ -39,9 +37,8 @@ def trajectory(
     )
 
 
-def batch(*members: Trajectory) -> TrainBatch:
-    scored = tuple(ScoredTrajectory(trajectory=t, reward=Reward(raw=1.0)) for t in members)
-    return TrainBatch(step=0, groups=(scored,))
+def batch(*members: Trajectory) -> list[list[ScoredTrajectory]]:
+    return [[ScoredTrajectory(trajectory=t, reward=Reward(raw=1.0)) for t in members]]
 
 
 @pytest.mark.parametrize(
@@ -68,10 +65,6 @@ def test_dropping_the_long_one_shows_as_a_difference_of_the_two_distributions() 
     }
 
 
-def delta(tokens: int, reason: FinishReason | None = None) -> Delta:
-    return Delta(trajectory_id="t", segment=trajectory(tokens).segments[0], finish_reason=reason)
-
-
 ABORT = Abort(instance="i0", incarnation=1, seq=7, trajectory_id="t")
 
 
@@ -80,7 +73,7 @@ def test_an_aborted_one_is_counted_with_the_tokens_that_come_after_it_was_droppe
     counts.aborted(ABORT)
     counts.dropped(trajectory(3, reason=None), counts=True)
     counts.acknowledged("i0", 6)
-    counts.late([delta(6)])
+    counts.late([Late("t", 6, finished=False)])
     counts.acknowledged("i1", 7)
     assert counts.take()["lengths/sampled/mean"] == 0.0
     counts.acknowledged("i0", 7)
@@ -92,7 +85,7 @@ def test_one_that_finished_before_its_abort_came_was_not_cut() -> None:
     counts = LengthCounts(longest=20)
     counts.aborted(ABORT)
     counts.dropped(trajectory(0, reason=None), counts=True)
-    counts.late([delta(5, FinishReason.STOP)])
+    counts.late([Late("t", 5, finished=True)])
     counts.acknowledged("i0", 7)
     assert (counts.totals()["lengths/cut"], counts.totals()["lengths/sampled/mean"]) == (0, 5.0)
 
