@@ -42,6 +42,7 @@ from staleflow.coordination.events import (
     Reported,
     Rewarded,
     SourceExhausted,
+    StopRequested,
     TrainedStep,
 )
 from staleflow.coordination.reports import InstanceReport
@@ -52,6 +53,8 @@ from staleflow.simulation.measures import Measures
 from staleflow.simulation.result import SimulationResult
 from staleflow.simulation.settings import ClusterSettings, Outage
 from staleflow.simulation.store import TrajectoryStore
+from staleflow.simulation.trajectory import SimulatedTrajectory
+from staleflow.simulation.watch import Watch
 
 AppendRecord = Callable[[Record, int, int], None]
 """(record, sequence number, attempt): `LedgerWriter.append` is one."""
@@ -70,12 +73,15 @@ class SimulatedCluster:
         settings: ClusterSettings,
         opening: Start,
         append: AppendRecord | None = None,
+        watch: Watch | None = None,
     ) -> None:
         """`opening` is the ledger's first record; `append` gets all of them, in order."""
         self._control = control
         self._settings = settings
         self._opening = opening
         self._append = append
+        self._watch = watch or Watch()
+        self._stop = False
         self.now = 0.0
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._order = 0
@@ -103,8 +109,9 @@ class SimulatedCluster:
 
     def run(self, *, max_seconds: float | None = None) -> SimulationResult:
         """Run to the end, or to `max_seconds` of simulated time. Raises RunFailed when nothing can go on."""
+        self._watch.begin(self)
         self._perform(self._control.note(self._opening))
-        self._tell(Pushed(version=0))
+        self._push(0)
         for number in range(self._settings.instances):
             self._join(number, 1)
         for outage in self._settings.outages:
@@ -115,6 +122,30 @@ class SimulatedCluster:
         while self._control.finished is None and self._turn(limit):
             pass
         return self._result(self._control.finished or "time")
+
+    def request_stop(self) -> None:
+        """Finish the step in training, and end. Safe to call from another thread."""
+        self._stop = True
+
+    def find(self, trajectory_id: str) -> SimulatedTrajectory | None:
+        """A living trajectory that is still wanted."""
+        return self._store.find(trajectory_id)
+
+    def balance(self) -> dict[str, int]:
+        """Generated tokens, as far as decoding has come, by what became of them; what an instance took with
+        it when it was lost was never known to be generated.
+        """
+        tokens = self._measures.tokens
+        generated = self._measures.generated + sum(i.generated for i in self._instances.values())
+        values = {
+            "generated": generated - tokens["lost"],
+            "trained": tokens["trained"],
+            "filtered": tokens["filtered"],
+            "aborted": tokens["aborted"],
+            "discarded": tokens["failed"] + tokens["expired"] + tokens["discarded"],
+        }
+        values["in_flight"] = 2 * values["generated"] - sum(values.values())
+        return values
 
     def _turn(self, limit: float) -> bool:
         """The next event or cycle; False when it would be beyond `limit`."""
@@ -154,10 +185,13 @@ class SimulatedCluster:
                 if instance.has_news and instance.at <= self.now:
                     self._deliver_report(instance, progress=False)
             self._cycle_at = None
+        if self._stop and not self._control.batches.stopping:
+            self._perform(self._control.handle(StopRequested()))
         self._perform(self._control.cycle(self.now))
         wake_at = self._control.wake_at
         if wake_at is not None:
             self._want_cycle(wake_at)
+        self._watch.cycled()
 
     def _want_cycle(self, at: float) -> None:
         at = max(at, self._last_cycle + self._settings.interval_s)
@@ -202,24 +236,29 @@ class SimulatedCluster:
                 case DrawGroups(count=count, padding=padding):
                     self._draw(count, padding)
                 case Discard(trajectory_ids=ids, reason=reason):
+                    self._watch.discarded(ids, reason)
                     self._store.discard(ids, reason)
                     if self._given_up:
                         self._given_up.difference_update(ids)
-                case Resample(trajectory_id=trajectory_id, new_id=new_id):
+                case Resample(trajectory_id=trajectory_id, new_id=new_id, reason=reason):
                     self._measures.resampled += 1
+                    self._watch.resampled(trajectory_id, new_id, reason)
                     self._store.resample(trajectory_id, new_id)
-                case Truncate(trajectory_id=trajectory_id):
+                case Truncate(trajectory_id=trajectory_id, reason=reason):
                     self._measures.truncated += 1
                     self._store.truncate(trajectory_id)
-                case GiveUp(trajectory_id=trajectory_id):
+                    self._watch.truncated(trajectory_id, reason)
+                case GiveUp(trajectory_id=trajectory_id, reason=reason):
                     self._given_up.add(trajectory_id)
+                    self._watch.gave_up(trajectory_id, reason)
                 case Train():
                     self._train(effect)
-                case Finish():
-                    pass
+                case Finish(reason=reason):
+                    self._watch.finished(reason)
 
     def _send(self, command: Command) -> None:
         self._measures.commands[type(command).__name__.lower()] += 1
+        self._watch.command(command)
         instance = self._instances.get(command.instance)
         if instance is not None and instance.incarnation == command.incarnation:
             instance.deliver(self.now + self._settings.command_s, command)
@@ -227,6 +266,7 @@ class SimulatedCluster:
 
     def _draw(self, count: int, padding: bool) -> None:
         groups, exhausted = self._store.draw(count, padding=padding)
+        self._watch.drawn(groups)
         self._tell(GroupsDrawn(groups=groups))
         if exhausted:
             self._tell(SourceExhausted())
@@ -234,6 +274,7 @@ class SimulatedCluster:
     # ------------------------------------------------------------------ reward and training
 
     def _score(self, trajectory_id: str) -> None:
+        self._watch.scoring(trajectory_id)
         begins = self.now
         if self._rewards_free is not None:
             begins = max(begins, heapq.heappop(self._rewards_free))
@@ -248,11 +289,13 @@ class SimulatedCluster:
     def _rewarded(self, trajectory_id: str) -> None:
         trajectory = self._store.find(trajectory_id)
         if trajectory is not None:
+            raw, usable = self._settings.reward(trajectory_id), trajectory_id not in self._given_up
+            self._watch.scored(trajectory_id, raw, usable, self._settings.reward_s)
             self._tell(
                 Rewarded(
                     trajectory_id=trajectory_id,
-                    raw=self._settings.reward(trajectory_id),
-                    usable=trajectory_id not in self._given_up,
+                    raw=raw,
+                    usable=usable,
                     token_hash=trajectory.hashed(),
                 )
             )
@@ -260,8 +303,9 @@ class SimulatedCluster:
     def _train(self, effect: Train) -> None:
         costs = self._settings.trainer
         members = self._store.take(m for _, group in effect.groups for m in group)
-        seconds = costs.fixed_s + costs.token_s * sum(t.base for t in members) + costs.push_s
+        update_s = costs.fixed_s + costs.token_s * sum(t.base for t in members)
         self._measures.begin_step(effect.step, members, began=self.now, idle_since=self._idle_since)
+        self._watch.batch(effect, members, self.now - self._idle_since)
         trained = tuple(
             [
                 TrainedMember(
@@ -275,15 +319,20 @@ class SimulatedCluster:
             ]
         )
         record = Trained(step=effect.step, version=effect.step, trajectories=trained)
-        self._foresee(self.now + seconds, self._trained, record)
+        self._foresee(self.now + (update_s + costs.push_s), self._trained, record, update_s)
 
-    def _trained(self, record: Trained) -> None:
+    def _trained(self, record: Trained, update_s: float) -> None:
         self._idle_since = self.now
-        self._version = record.step + 1
         self._measures.end_step(ended=self.now)
         self._given_up.difference_update(t.id for t in record.trajectories)
+        self._version = record.step + 1
         self._tell(TrainedStep(record=record))
-        self._tell(Pushed(version=self._version))
+        self._watch.trained(record, update_s, self._settings.trainer.push_s)
+        self._push(self._version)
+
+    def _push(self, version: int) -> None:
+        self._watch.pushed(version)
+        self._tell(Pushed(version=version))
 
     # ------------------------------------------------------------------ instances
 
@@ -303,15 +352,15 @@ class SimulatedCluster:
             slowness=self._slowness[number],
         )
         self._foreseen[name] = 0
-        self._tell(
-            InstanceJoined(
-                instance=name,
-                incarnation=incarnation,
-                version=self._version,
-                kv_capacity=settings.kv_capacity,
-                max_running=settings.max_running,
-            )
+        event = InstanceJoined(
+            instance=name,
+            incarnation=incarnation,
+            version=self._version,
+            kv_capacity=settings.kv_capacity,
+            max_running=settings.max_running,
         )
+        self._watch.joined(event)
+        self._tell(event)
 
     def _newest(self) -> int:
         return self._version
@@ -357,6 +406,7 @@ class SimulatedCluster:
 
     def _reported(self, report: InstanceReport) -> None:
         self._measures.reported(report)
+        self._watch.reported(report)
         self._tell(Reported(report=report))
 
     def _die(self, outage: Outage) -> None:
@@ -376,10 +426,14 @@ class SimulatedCluster:
         event = InstanceLost(
             instance=name, incarnation=instance.incarnation, lengths=lengths, reason="scripted outage"
         )
-        self._foresee(self.now + self._settings.report_s, self._tell, event)
+        self._foresee(self.now + self._settings.report_s, self._lost, event)
         if outage.down_s is not None:
             back = self.now + max(outage.down_s, self._settings.report_s)
             self._foresee(back, self._join, outage.instance, instance.incarnation + 1)
+
+    def _lost(self, event: InstanceLost) -> None:
+        self._watch.lost(event)
+        self._tell(event)
 
     def _slow_down(self, number: int, factor: float) -> None:
         self._slowness[number] = factor
@@ -396,7 +450,9 @@ class SimulatedCluster:
             held = instance.stop()
             self._measures.left(instance, self.now)
             self._store.left(t.trajectory_id for t in held)
+        self._instances.clear()
         self._measures.tokens["in_flight"] += sum(t.response for t in self._store.living())
+        self._watch.ended()
         return self._measures.result(reason, self.now)
 
 

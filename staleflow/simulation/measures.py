@@ -93,12 +93,17 @@ class Measures:
         total.running_steps += instance.running_steps
         self._prefilled += instance.prefilled
 
+    @property
+    def generated(self) -> int:
+        """Tokens that incarnations generated which came to their end."""
+        return sum(total.generated for total in self._instances.values())
+
     def result(self, reason: str, seconds: float) -> SimulationResult:
         """The sum of it all."""
         tokens = dict(self.tokens)
         if self._open is not None:
             tokens["in_flight"] += self._open[0].tokens
-        generated = sum(total.generated for total in self._instances.values())
+        generated = self.generated
         rows = tuple(
             InstanceRow(
                 instance=name,
