@@ -1,4 +1,4 @@
-"""The toy runs of tests/runtime, for the faults that show only in a whole run."""
+"""For faults that show only in a whole: the runs of tests/runtime, the clusters of tests/properties."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "runtime"))
+for folder in ("runtime", "properties"):
+    sys.path.insert(0, str(Path(__file__).parent.parent / folder))
 
-from toy import make_model_folder
+from toy import make_model_folder  # noqa: E402
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,39 @@
+"""The coordinator of a random cluster: the same snapshot, the same commands, whatever it remembers."""
+
+from __future__ import annotations
+
+import random
+
+from cluster_settings import ClusterSettings
+from cluster_watch import Violation
+
+from staleflow.coordination.coordinator import Coordinator, Decision
+from staleflow.coordination.policies import build_coordinator
+from staleflow.coordination.snapshot import Snapshot
+
+
+class WatchedCoordinator(Coordinator):
+    """Decides as its policy does, and now and then lets one without a cache decide on the same snapshot."""
+
+    def __init__(self, settings: ClusterSettings, rng: random.Random) -> None:
+        self._settings, self._rng = settings, rng
+        self._inner = build_coordinator(settings.policy, settings.strategies)
+        self.decision = Decision(commands=())
+
+    def step(self, snapshot: Snapshot) -> Decision:
+        expected: Decision | None = None
+        if self._rng.random() < 0.1:
+            fresh = build_coordinator(self._settings.policy, self._settings.strategies)
+            turns = getattr(self._inner._routing, "_last_turn", None)
+            if turns is not None:
+                fresh._routing._last_turn = dict(turns)  # type: ignore[attr-defined]
+            waiting, counts = [str(item) for item in snapshot.pending], snapshot.counts.copy()
+            expected = fresh.step(snapshot)
+            if waiting != [str(item) for item in snapshot.pending] or counts != snapshot.counts:
+                raise Violation(f"seed {self._settings.seed}: a step of the coordinator changed its snapshot")
+        self.decision = self._inner.step(snapshot)
+        if expected is not None and expected != self.decision:
+            raise Violation(
+                f"seed {self._settings.seed}: with a memory {self.decision}, without one {expected}"
+            )
+        return self.decision
