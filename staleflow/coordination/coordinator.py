@@ -45,7 +45,7 @@ class Coordinator:
         self._synchronization = synchronization
         self._migration = migration
         self._admission = admission
-        self._cache: dict[str, tuple[tuple[int, int, int, int], InstanceState]] = {}
+        self._cache: dict[str, tuple[InstanceView, InstanceState]] = {}
 
     def step(self, snapshot: Snapshot) -> Decision:
         """Decide on this snapshot. Nothing in it is changed."""
@@ -59,15 +59,14 @@ class Coordinator:
         return Decision(commands=tuple(state.commands), wake_at=wake_at)
 
     def _instances(self, snapshot: Snapshot) -> dict[str, InstanceState]:
-        """Speculative states for this cycle; read anew only where the view changed since the last one."""
-        if len(self._cache) > len(snapshot.instances):
-            self._cache = {k: v for k, v in self._cache.items() if k in snapshot.instances}
-        return {name: self._instance(name, view).copy() for name, view in snapshot.instances.items()}
-
-    def _instance(self, name: str, view: InstanceView) -> InstanceState:
-        key = (view.snapshot.incarnation, view.snapshot.revision, view.next_seq, len(view.outstanding))
-        known = self._cache.get(name)
-        if known is None or known[0] != key:
-            known = (key, speculate(view))
-            self._cache[name] = known
-        return known[1]
+        """Speculative states for this cycle; worked out anew only where the view is another one."""
+        cache = self._cache
+        if len(cache) > len(snapshot.instances):
+            cache = self._cache = {k: v for k, v in cache.items() if k in snapshot.instances}
+        states: dict[str, InstanceState] = {}
+        for name, view in snapshot.instances.items():
+            known = cache.get(name)
+            if known is None or known[0] is not view:
+                cache[name] = known = (view, speculate(view))
+            states[name] = known[1]
+        return states

@@ -10,7 +10,10 @@ model learns, and a wrong guess must not last."""
 
 
 class LengthStatistics:
-    """Means over the trajectories that finished lately, with a first guess."""
+    """Means over the trajectories that finished lately, with a first guess.
+
+    They are rounded to three digits, so that what is worked out from them stays good for a while.
+    """
 
     def __init__(self, expected_response: int) -> None:
         """`expected_response`: the guess, in tokens."""
@@ -36,7 +39,7 @@ class LengthStatistics:
     @property
     def expected_growth(self) -> int:
         """Mean response length, in tokens."""
-        return max(1, round(self._tokens / self._count))
+        return _rounded(self._tokens / self._count)
 
     @property
     def expected_held(self) -> int:
@@ -46,4 +49,9 @@ class LengthStatistics:
         way on average (the mean age of renewal theory).
         """
         prompt = self._prompts / self._drawn if self._drawn else 0.0
-        return max(1, round(prompt + self._squares / (2 * max(1.0, self._tokens))))
+        return _rounded(prompt + self._squares / (2 * max(1.0, self._tokens)))
+
+
+def _rounded(tokens: float) -> int:
+    """To two digits after the first one: 1,234 is 1,230."""
+    return max(1, round(float(f"{tokens:.3g}")))

@@ -53,9 +53,9 @@ class MigrationSettings:
 class CostAwareMigration:
     """Waiting trajectories leave a long queue, running ones a slow instance, if the saving exceeds the cost.
 
-    - *Waiting*: where more than φ_wait wait inside an instance (or any, when another one is empty), as many of
-      them leave as other instances have room for, the last arrivals first. They hold no KV, so moving them
-      costs nothing that staying does not.
+    - *Waiting*: where more than φ_wait wait inside an instance (or any, when another one is empty), as many
+      of them leave as other instances have room for, the last arrivals first. They hold no KV, so moving
+      them costs nothing that staying does not.
     - *Running*: where T of the fastest instance exceeds ψ times that of a busy one, or an instance stands
       idle, a trajectory moves if what both instances generate more, for as long as it is expected to run,
       exceeds what the new prefill of its tokens keeps the other instance from generating.
@@ -97,6 +97,7 @@ class CostAwareMigration:
         """Move one that waits inside an instance. False: there is no place for it."""
         if resident.leaving or resident.fruitless >= MOST_FRUITLESS:
             return True
+        source = state.instances[source.instance]  # as earlier moves have left it
         target = targets.peek(source, resident)
         if target is None:
             return False
@@ -139,6 +140,7 @@ class CostAwareMigration:
     def _move_if_it_pays(
         self, state: SpeculativeState, targets: _Targets, source: InstanceState, resident: Resident
     ) -> None:
+        source = state.instances[source.instance]  # as earlier moves have left it
         target = targets.peek(source, resident)
         if target is None:
             return

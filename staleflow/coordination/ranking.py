@@ -1,45 +1,81 @@
 """Instances with room, by weight version and in order of preference: what all routing is decided on.
 
 Invariant: each instance with room is in the heap of its version once. Taking the first costs O(1), a Route to
-it O(log instances); only a trajectory too long for the first one makes a scan.
+it O(log instances); only a trajectory too long for the first one makes a scan. Between cycles the place of an
+instance is kept for as long as nothing about it changes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from heapq import heapify, heappop, heapreplace
 
 from staleflow.coordination.speculative import InstanceState, SpeculativeState
+
+Place = tuple[float, int, str]
+"""(cost, turn in which it was last routed to, instance): the smallest comes first."""
+
+
+class RankingMemory:
+    """What a routing strategy keeps between cycles: whose turn was when, and places already worked out."""
+
+    def __init__(self) -> None:
+        self.turn = 0
+        self.last_turn: dict[str, int] = {}
+        self._basis: Hashable = None
+        self._places: dict[str, tuple[InstanceState, Place | None]] = {}
+
+    def places(self, basis: Hashable, instances: int) -> dict[str, tuple[InstanceState, Place | None]]:
+        """Places by instance, each good while the state it was worked out from is the same object.
+
+        None of them is when the `basis`, all else that costs and room depend on, has changed.
+        """
+        if basis != self._basis or len(self._places) > 2 * instances:
+            self._basis, self._places = basis, {}
+        return self._places
 
 
 class Ranking:
     """One cycle's order of preference among instances.
 
-    `cost(instance)`: the lowest is taken first; among equals the one that was routed to least recently, by
-    `last_turn`, which `routed` keeps up to date. `has_room(instance, length)`: with length 0, whether the
-    instance takes part at all.
+    `cost(instance)`: the lowest is taken first; among equals the one that was routed to least recently.
+    `has_room(instance, length)`: an instance takes part if it has room for a trajectory of `typical` length.
+    `basis`: whatever `cost` and `has_room` depend on beside the instance.
     """
 
     def __init__(
         self,
         state: SpeculativeState,
+        memory: RankingMemory,
         *,
         cost: Callable[[InstanceState], float],
         has_room: Callable[[InstanceState, int], bool],
-        last_turn: dict[str, int],
+        typical: int = 0,
+        basis: Hashable = None,
     ) -> None:
         self._state = state
+        self._memory = memory
         self._cost = cost
         self._has_room = has_room
-        self._last_turn = last_turn
-        self._turn = max(last_turn.values(), default=0)
-        self._heaps: dict[int, list[tuple[float, int, str]]] = {}
+        self._typical = typical
+        self._heaps: dict[int, list[Place]] = {}
         self._admissible: dict[int | None, tuple[int, ...]] = {}
+        known, last_turn, heaps = memory.places(basis, len(state.instances)), memory.last_turn, self._heaps
         for name, instance in state.instances.items():
-            if has_room(instance, 0):
-                entry = (cost(instance), last_turn.get(name, 0), name)
-                self._heaps.setdefault(instance.version, []).append(entry)
-        for heap in self._heaps.values():
+            before = known.get(name)
+            if before is not None and before[0] is instance:
+                place = before[1]
+            else:
+                there = has_room(instance, typical)
+                place = (cost(instance), last_turn.get(name, 0), name) if there else None
+                known[name] = instance, place
+            if place is not None:
+                heap = heaps.get(instance.version)
+                if heap is None:
+                    heaps[instance.version] = [place]
+                else:
+                    heap.append(place)
+        for heap in heaps.values():
             heapify(heap)
 
     @property
@@ -67,29 +103,30 @@ class Ranking:
 
     def first(self, versions: tuple[int, ...], length: int) -> str | None:
         """The instance of these versions to prefer for `length` tokens; None: there is no room for them."""
-        best: tuple[float, int, str] | None = None
+        best: Place | None = None
         for version in versions:
             heap = self._heaps[version]
-            top: tuple[float, int, str] | None = heap[0]
-            if not self._fits(heap[0], length):
-                top = min((entry for entry in heap if self._fits(entry, length)), default=None)
+            top: Place | None = heap[0]
+            if length > self._typical and not self._fits(heap[0], length):
+                top = min((place for place in heap if self._fits(place, length)), default=None)
             if top is not None and (best is None or top < best):
                 best = top
         return None if best is None else best[2]
 
     def routed(self, name: str, *, admission: bool) -> None:
         """A trajectory was routed to the instance; `admission`: the buffer's counts changed with that."""
-        self._turn += 1
-        self._last_turn[name] = self._turn
+        memory = self._memory
+        memory.turn = turn = memory.turn + 1
+        memory.last_turn[name] = turn
         instance = self._state.instances[name]
         heap = self._heaps[instance.version]
-        if not self._has_room(instance, 0):
+        if not self._has_room(instance, self._typical):
             self.leave_out(name)
         elif heap[0][2] == name:
-            heapreplace(heap, (self._cost(instance), self._turn, name))
+            heapreplace(heap, (self._cost(instance), turn, name))
         else:
-            at = next(i for i, entry in enumerate(heap) if entry[2] == name)
-            heap[at] = (self._cost(instance), self._turn, name)
+            at = next(i for i, place in enumerate(heap) if place[2] == name)
+            heap[at] = (self._cost(instance), turn, name)
             heapify(heap)
         if admission:
             self._admissible.clear()
@@ -101,7 +138,7 @@ class Ranking:
         if heap[0][2] == name:
             heappop(heap)
         else:
-            heap[:] = [entry for entry in heap if entry[2] != name]
+            heap[:] = [place for place in heap if place[2] != name]
             heapify(heap)
         if not heap:
             del self._heaps[version]
@@ -111,5 +148,5 @@ class Ranking:
         """All instances with room of these versions."""
         return [self._state.instances[name] for v in versions for _, _, name in self._heaps[v]]
 
-    def _fits(self, entry: tuple[float, int, str], length: int) -> bool:
-        return self._has_room(self._state.instances[entry[2]], length)
+    def _fits(self, place: Place, length: int) -> bool:
+        return self._has_room(self._state.instances[place[2]], length)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from staleflow.coordination.pending import PendingTrajectory
-from staleflow.coordination.ranking import Ranking
+from staleflow.coordination.ranking import Ranking, RankingMemory
 from staleflow.coordination.speculative import InstanceState, SpeculativeState
 
 KV_HEADROOM = 0.1
@@ -61,7 +61,7 @@ class WaterfallRouting:
     def __init__(self, *, mu: float = 0.3, kv_headroom: float = KV_HEADROOM) -> None:
         self._mu = mu
         self._kv_headroom = kv_headroom
-        self._last_turn: dict[str, int] = {}
+        self._memory = RankingMemory()
         self._holds = 0
 
     def route(self, state: SpeculativeState) -> None:
@@ -72,9 +72,11 @@ class WaterfallRouting:
         held, headroom, costs = state.snapshot.expected_held, self._kv_headroom, state.snapshot.costs
         ranking = Ranking(
             state,
+            self._memory,
+            typical=held,
+            basis=(costs, held),
             cost=lambda s: -costs.gain(s.running, s.kv_tokens, held),
             has_room=lambda s, length: has_room(s, length, held, headroom),
-            last_turn=self._last_turn,
         )
         self._holds = 0
         for level in pending.levels():
@@ -130,16 +132,18 @@ class NaiveRouting:
 
     def __init__(self, *, kv_headroom: float = KV_HEADROOM) -> None:
         self._kv_headroom = kv_headroom
-        self._last_turn: dict[str, int] = {}
+        self._memory = RankingMemory()
 
     def route(self, state: SpeculativeState) -> None:
         """Route every waiting trajectory that some instance has room for and the protocol admits."""
         held, headroom = state.snapshot.expected_held, self._kv_headroom
         ranking = Ranking(
             state,
+            self._memory,
+            typical=held,
+            basis=held,
             cost=lambda s: s.resident,
             has_room=lambda s, length: has_room(s, length, held, headroom),
-            last_turn=self._last_turn,
         )
         _route_by_rank(state, ranking)
 
@@ -149,18 +153,18 @@ class CentralQueueRouting:
 
     def __init__(self, *, max_per_instance: int) -> None:
         self._cap = max_per_instance
-        self._last_turn: dict[str, int] = {}
+        self._memory = RankingMemory()
 
     def route(self, state: SpeculativeState) -> None:
         """Route in order of arrival until all instances are at the cap."""
         cap = self._cap
         ranking = Ranking(
             state,
+            self._memory,
             cost=lambda s: s.resident,
             has_room=lambda s, length: s.resident < cap,
-            last_turn=self._last_turn,
         )
-        _route_by_rank(state, ranking, "fewest in the central queue's cap")
+        _route_by_rank(state, ranking, "central queue: fewest, below the cap")
 
 
 class StaticRouting:
@@ -170,15 +174,15 @@ class StaticRouting:
     """
 
     def __init__(self) -> None:
-        self._last_turn: dict[str, int] = {}
+        self._memory = RankingMemory()
 
     def route(self, state: SpeculativeState) -> None:
         """Route all that the protocol admits."""
         ranking = Ranking(
             state,
+            self._memory,
             cost=lambda s: s.resident,
             has_room=lambda s, length: True,
-            last_turn=self._last_turn,
         )
         homes: dict[str, str] = {}
         for level in state.snapshot.pending.levels():

@@ -91,10 +91,13 @@ class SpeculativeState:
     def __init__(
         self, snapshot: Snapshot, instances: dict[str, InstanceState], fresh_groups: int | None = None
     ) -> None:
-        """`instances` are this cycle's own. `fresh_groups`: most groups to reserve now; None: no limit but
-        the protocol's and the run's end."""
+        """`instances` is this cycle's own, its values are not: one is copied before it changes.
+
+        `fresh_groups`: most groups to reserve now; None: no limit but the protocol's and the run's end.
+        """
         self.snapshot = snapshot
         self.instances = instances
+        self._copied: set[str] = set()
         self.commands: list[Command] = []
         self._counts = snapshot.counts.copy()
         limit = snapshot.reservable
@@ -209,5 +212,9 @@ class SpeculativeState:
         return Admission(kind="lower", version=version)
 
     def _order(self, command: Command) -> None:
-        self.instances[command.instance].apply(command)
+        name = command.instance
+        if name not in self._copied:
+            self._copied.add(name)
+            self.instances[name] = self.instances[name].copy()
+        self.instances[name].apply(command)
         self.commands.append(command)

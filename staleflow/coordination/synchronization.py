@@ -97,17 +97,26 @@ class SelectiveSynchronization:
         fill = self._fill(state)
         behind: list[InstanceState] = []
         for instance in state.instances.values():
-            if instance.version >= newest:
-                unlocked -= self._room(state, instance, fill)
-            else:
+            if instance.version < newest:
                 behind.append(instance)
-        for instance in sorted(behind, key=lambda s: (self._cost(state, s), s.version, s.instance)):
+            elif unlocked > 0:
+                unlocked -= self._room(state, instance, fill)
+        for instance in behind:
             if unlocked <= 0:
                 return
             if instance.resident == 0:
                 state.pull(instance.instance, f"idle, and {unlocked} trajectories wait")
                 unlocked -= self._room(state, instance, fill)
-                continue
+        self._pull_busy(state, behind, work, unlocked, fill)
+
+    def _pull_busy(
+        self, state: SpeculativeState, behind: list[InstanceState], work: _Work, unlocked: int, fill: int
+    ) -> None:
+        """Let those pull that have trajectories running and little to route under their present version."""
+        busy = [s for s in behind if s.resident and work.at(s.version) < unlocked]
+        for instance in sorted(busy, key=lambda s: (self._cost(state, s), s.version, s.instance)):
+            if unlocked <= 0:
+                return
             room = self._room(state, instance, fill)
             more = min(unlocked, room) - min(work.left(instance.version), room)
             if more <= 0:
