@@ -46,16 +46,23 @@ class Context:
     """Positions that a trained token attends to: E[l^2] / (2 E[l]) with l prompt and response together."""
 
 
-def cluster_settings(config: Config) -> ClusterSettings:
-    """The simulated cluster of a config. Raises UserError for one that cannot work."""
+def cluster_settings(
+    config: Config, *, lengths: Lengths | None = None, context: Context | None = None
+) -> ClusterSettings:
+    """The simulated cluster of a config. Raises UserError for one that cannot work.
+
+    `lengths`, `context`: those of the config, where they are known already.
+    """
     simulation, rollout, data = config.simulation, config.rollout, config.data
-    lengths = read_lengths(config)
+    lengths = lengths or read_lengths(config)
     if simulation.costs is not None:
         costs = load_cost_model(Path(simulation.costs).expanduser())
         instances, kv_capacity = rollout.instances, rollout.kv_capacity_tokens
         trainer = TrainerCosts()
     else:
-        costs, instances, kv_capacity, trainer = _from_hardware(config, find_context(config, lengths))
+        costs, instances, kv_capacity, trainer = _from_hardware(
+            config, context or find_context(config, lengths)
+        )
     latencies = simulation.latencies
     settings = ClusterSettings(
         instances=instances,

@@ -155,17 +155,21 @@ class Roofline:
         state = self.model.parameters * STATE_BYTES
         return int(-(-state // (self.gpu.memory * self.shares.training_memory)))
 
+    def training_sum(self) -> str:
+        """The arithmetic of `least_training_gpus` in words."""
+        state = self.model.parameters * STATE_BYTES / GB
+        return (
+            f"weights, gradients and optimizer: {self.model.parameters / GB:.1f} billion parameters x "
+            f"{STATE_BYTES} bytes = {state:.0f} GB on GPUs of {self.gpu.memory / GB:g} GB x "
+            f"{self.shares.training_memory:g} (training_memory)"
+        )
+
     def check_training(self, gpus: int) -> None:
         """Raises UserError when the model does not fit so many GPUs."""
         if gpus < self.least_training_gpus():
-            state = self.model.parameters * STATE_BYTES / GB
-            memory, share = self.gpu.memory / GB, self.shares.training_memory
             raise UserError(
-                f"{self.model.name} cannot be trained on {gpus} {self.gpu.name}: weights, gradients and "
-                f"optimizer take {self.model.parameters / GB:.1f} billion parameters x {STATE_BYTES} bytes = "
-                f"{state:.0f} GB, and there are {gpus} x {memory:g} GB x {share:g} (training_memory) = "
-                f"{gpus * memory * share:.0f} GB: simulation.training_gpus must be at least "
-                f"{self.least_training_gpus()}"
+                f"{self.model.name} cannot be trained on {gpus} {self.gpu.name} ({self.training_sum()}): "
+                f"simulation.training_gpus must be at least {self.least_training_gpus()}"
             )
 
     def trainer_costs(

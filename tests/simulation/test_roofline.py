@@ -100,7 +100,9 @@ def test_a_model_that_cannot_be_trained_on_so_few_gpus_is_refused_with_the_sum()
     with pytest.raises(UserError) as caught:
         big.check_training(4)
     assert "32.8 billion parameters x 16 bytes = 524 GB" in str(caught.value)
-    assert "4 x 96 GB x 0.8 (training_memory) = 307 GB" in str(caught.value)
+    assert "on GPUs of 96 GB x 0.8 (training_memory)): simulation.training_gpus must be at least 7" in str(
+        caught.value
+    )
 
 
 def test_an_instance_may_have_as_many_gpus_as_divide_its_heads() -> None:

@@ -1,0 +1,256 @@
+"""The search for the best use of a number of GPUs: split, GPUs of an instance, staleness bound.
+
+::
+
+    layouts ──bounds──> candidates, best bound first ──simulated shortly, in rounds──> outcomes ──> the choice
+
+Invariants: whatever is simulated next has the highest bound of what is left, for its η; a candidate whose
+bound is below what another was simulated to reach, at the same η, is never simulated, for it cannot win; the
+same config gives the same plan, however many are simulated at once.
+
+The choice is the best outcome at the smallest η that reaches `ENOUGH` of the best of all: staleness that
+buys nothing is not worth having.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from staleflow.config.schema import Config
+from staleflow.coordination.policies import effective_bound
+from staleflow.errors import UserError
+from staleflow.simulation.bounds import Bounds, draw_batches, find_bounds
+from staleflow.simulation.hardware import (
+    check_capacity,
+    cluster_settings,
+    find_context,
+    find_roofline,
+    read_lengths,
+)
+from staleflow.simulation.result import SimulationResult
+from staleflow.simulation.roofline import Roofline
+
+ENOUGH = 0.97
+"""Share of the best throughput that a smaller η must reach to be chosen: less is within a short run's
+noise."""
+MEASURED_PERIODS = 5
+"""Step periods that a candidate is simulated for after its beginning."""
+SLACK = 1.15
+"""A period takes longer than its bound says."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """One use of the GPUs."""
+
+    rollout_gpus: int
+    tensor_parallel: int
+    training_gpus: int
+    bound: int
+    """η."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A layout that fits the memory, and what it cannot exceed."""
+
+    layout: Layout
+    instances: int
+    kv_capacity: int
+    bounds: Bounds
+
+    @property
+    def rank(self) -> tuple[float, ...]:
+        """Smallest for the most promising: by the bound that binds, then by the next one."""
+        rates = sorted((self.bounds.rollout, self.bounds.trainer, self.bounds.latency))
+        return (*(-rate for rate in rates), self.layout.tensor_parallel, self.layout.rollout_gpus)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a short simulation of a candidate showed, its beginning left out."""
+
+    tokens_per_s: float
+    """Generated tokens trained on."""
+    step_s: float
+    staleness_mean: float
+    staleness_max: int
+    trainer_idle: float
+    """Share of the time in which it waited for a batch."""
+    instances_idle: float
+    """Share of the time, the beginning included, in which an instance neither decoded nor pulled."""
+
+
+Simulate = Callable[[Sequence[Candidate]], Sequence[Outcome]]
+"""Simulates several candidates, at once where it can, and gives their outcomes in the same order."""
+Outcomes = Mapping[Layout, Outcome]
+
+
+def with_layout(config: Config, layout: Layout) -> Config:
+    """The config of a layout, for a cluster on which nothing dies."""
+    changes = {
+        "rollout_gpus": layout.rollout_gpus,
+        "tensor_parallel": layout.tensor_parallel,
+        "training_gpus": layout.training_gpus,
+        "outages": (),
+        "slowdowns": (),
+    }
+    return config.model_copy(
+        update={
+            "simulation": config.simulation.model_copy(update=changes),
+            "staleness": config.staleness.model_copy(update={"bound": layout.bound}),
+        }
+    )
+
+
+# ---------------------------------------------------------------------- what there is to choose from
+
+
+def find_candidates(config: Config, gpus: int, bounds: Sequence[int]) -> list[Candidate]:
+    """Every layout of so many GPUs that fits their memory, under each η of `bounds`.
+
+    Raises UserError, with the arithmetic, when there is none.
+    """
+    if config.simulation.costs is not None:
+        raise UserError(
+            "a plan works out costs from model and GPUs, so it cannot use those measured in simulation.costs "
+            f"{config.simulation.costs!r}: leave it out"
+        )
+    layouts = _layouts(config, find_roofline(config), gpus, sorted(set(bounds)))
+    lengths = read_lengths(config)
+    context = find_context(config, lengths)
+    drawn: list[list[int]] | None = None
+    candidates = []
+    for layout in layouts:
+        cluster = cluster_settings(with_layout(config, layout), lengths=lengths, context=context)
+        drawn = drawn or draw_batches(cluster, batch_size=config.data.batch_size, batches=8)
+        candidates.append(
+            Candidate(
+                layout=layout,
+                instances=cluster.instances,
+                kv_capacity=cluster.kv_capacity,
+                bounds=find_bounds(
+                    cluster, bound=layout.bound, batch_size=config.data.batch_size, drawn=drawn
+                ),
+            )
+        )
+    return candidates
+
+
+def _layouts(config: Config, roofline: Roofline, gpus: int, bounds: Sequence[int]) -> list[Layout]:
+    policy = config.coordination.policy
+    bounds = sorted({effective_bound(policy, bound) for bound in bounds})
+    parallels = [t for t in roofline.parallels() if _fits(config, roofline, t)]
+    if not parallels:
+        check_capacity(config, roofline, max(roofline.parallels()))  # raises, with the sum
+    colocated = policy == "sync"
+    training = roofline.least_training_gpus()
+    least = max(training, parallels[0]) if colocated else training + parallels[0]
+    if gpus < least:
+        raise UserError(
+            f"{gpus} {roofline.gpu.name} are too few for {roofline.model.name}: training takes at least "
+            f"{training} ({roofline.training_sum()}) and an instance at least {parallels[0]} "
+            f"({roofline.memory_sum(parallels[0])}), {'one after the other' if colocated else 'together'} "
+            f"{least}"
+        )
+    return [
+        Layout(rollout_gpus=rollout, tensor_parallel=t, training_gpus=gpus - rollout, bound=bound)
+        for t in parallels
+        for rollout in _rollout_gpus(gpus, t, training, colocated=colocated)
+        for bound in bounds
+    ]
+
+
+def _fits(config: Config, roofline: Roofline, parallel: int) -> bool:
+    try:
+        check_capacity(config, roofline, parallel)
+    except UserError:
+        return False
+    return True
+
+
+def _rollout_gpus(gpus: int, parallel: int, training: int, *, colocated: bool) -> list[int]:
+    """Numbers of GPUs to generate with: multiples of an instance's, about 16 of them, in whole nodes if
+    there are many; `training` are needed for the rest.
+    """
+    if colocated:  # all of them generate, and all of them train: how they are divided is of no account
+        return [] if gpus % parallel or gpus == parallel else [parallel]
+    unit = math.lcm(parallel, min(8, 2 ** int(math.log2(max(1, gpus // 16)))))
+    splits = [n for n in range(unit, gpus, unit) if gpus - n >= training]
+    return splits or [n for n in range(parallel, gpus, parallel) if gpus - n >= training]
+
+
+# ---------------------------------------------------------------------- the search
+
+
+def search(candidates: Sequence[Candidate], simulate: Simulate, *, budget: int, at_once: int) -> Outcomes:
+    """Simulate at most `budget` candidates, `at_once` in a round: all that could still win, if there are no
+    more."""
+    waiting: dict[int, list[Candidate]] = {}
+    for candidate in sorted(candidates, key=lambda c: c.rank):
+        waiting.setdefault(candidate.layout.bound, []).append(candidate)
+    outcomes: dict[Layout, Outcome] = {}
+    simulated = dict.fromkeys(waiting, 0)
+    while len(outcomes) < budget:
+        _drop_hopeless(waiting, outcomes)
+        chosen: list[Candidate] = []
+        while len(chosen) < min(at_once, budget - len(outcomes)) and any(waiting.values()):
+            bound = min((b for b in waiting if waiting[b]), key=lambda b: (simulated[b], b))
+            chosen.append(waiting[bound].pop(0))
+            simulated[bound] += 1
+        if not chosen:
+            break
+        for candidate, outcome in zip(chosen, simulate(chosen), strict=True):
+            outcomes[candidate.layout] = outcome
+    return outcomes
+
+
+def _drop_hopeless(waiting: dict[int, list[Candidate]], outcomes: Outcomes) -> None:
+    for bound, candidates in waiting.items():
+        reached = [o.tokens_per_s for layout, o in outcomes.items() if layout.bound == bound]
+        if reached:
+            waiting[bound] = [c for c in candidates if c.bounds.least > max(reached)]
+
+
+def choose(outcomes: Outcomes) -> Layout:
+    """The best layout at the smallest η that is `ENOUGH`."""
+    most = max(outcome.tokens_per_s for outcome in outcomes.values())
+    enough = {layout: o for layout, o in outcomes.items() if o.tokens_per_s >= ENOUGH * most}
+    smallest = min(layout.bound for layout in enough)
+    best = [layout for layout in enough if layout.bound == smallest]
+    return max(best, key=lambda layout: enough[layout].tokens_per_s)
+
+
+# ---------------------------------------------------------------------- one candidate
+
+
+def simulated_seconds(candidate: Candidate) -> float:
+    """How long a candidate is simulated: its beginning of η + 2 periods, and those that are measured."""
+    return (candidate.layout.bound + 2 + MEASURED_PERIODS) * candidate.bounds.seconds() * SLACK
+
+
+def outcome_of(result: SimulationResult, bound: int) -> Outcome:
+    """What counts of a result: the steps after the first η + 1, which are those of a cluster that fills up.
+
+    Where no more were done, all of them count. Raises UserError when there was none at all.
+    """
+    steps = result.steps
+    if not steps:
+        raise UserError(
+            f"within {result.seconds:,.0f} simulated seconds no step was trained, so there is nothing to "
+            "plan with: the longest responses take too long for this policy"
+        )
+    skip = bound + 1 if len(steps) > bound + 2 else 0
+    rows = steps[skip:]
+    seconds = rows[-1].ended - (steps[skip - 1].ended if skip else 0.0)
+    trajectories = sum(row.trajectories for row in rows)
+    return Outcome(
+        tokens_per_s=sum(row.tokens for row in rows) / seconds,
+        step_s=seconds / len(rows),
+        staleness_mean=sum(row.staleness_mean * row.trajectories for row in rows) / trajectories,
+        staleness_max=max(row.staleness_max for row in rows),
+        trainer_idle=sum(row.waited for row in rows) / seconds,
+        instances_idle=result.instances_idle_share,
+    )
