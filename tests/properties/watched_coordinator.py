@@ -13,7 +13,7 @@ from staleflow.coordination.snapshot import Snapshot
 
 
 class WatchedCoordinator(Coordinator):
-    """Decides as its policy does, and now and then lets one without a cache decide on the same snapshot."""
+    """Decides as its policy does, and now and then lets one decide that knows only whose turn it is."""
 
     def __init__(self, settings: ClusterSettings, rng: random.Random) -> None:
         self._settings, self._rng = settings, rng
@@ -24,9 +24,8 @@ class WatchedCoordinator(Coordinator):
         expected: Decision | None = None
         if self._rng.random() < 0.1:
             fresh = build_coordinator(self._settings.policy, self._settings.strategies)
-            turns = getattr(self._inner._routing, "_last_turn", None)
-            if turns is not None:
-                fresh._routing._last_turn = dict(turns)  # type: ignore[attr-defined]
+            known, memory = self._inner._routing._memory, fresh._routing._memory  # type: ignore[attr-defined]
+            memory.turn, memory.last_turn = known.turn, dict(known.last_turn)
             waiting, counts = [str(item) for item in snapshot.pending], snapshot.counts.copy()
             expected = fresh.step(snapshot)
             if waiting != [str(item) for item in snapshot.pending] or counts != snapshot.counts:
