@@ -54,6 +54,9 @@ from staleflow.protocol.buffer import StalenessBuffer
 from staleflow.protocol.records import EndReason, Lower, Record, Reserve
 
 
+_URGENT = (GroupsDrawn, InstanceJoined, InstanceLost, Pushed, StopRequested)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
     """How long, and how often, a trajectory may fail to move."""
@@ -107,6 +110,8 @@ class Control:
         self._now = 0.0
         self.wake_at: float | None = None
         """When the next cycle is due though nothing happens before; None: only an event changes anything."""
+        self.urgent = False
+        """Something stands still until the next cycle, which should come at once."""
         self._lengths = LengthStatistics(expected_response)
         self._running = ProgressWatch(patience.stall_after_s)
         self._external = Deadlines()
@@ -119,6 +124,7 @@ class Control:
         if isinstance(event, Reported):  # most events are; none of them lets training go on by itself
             self._on_report(event.report)
             return self._outbox.take()
+        self.urgent = self.urgent or isinstance(event, _URGENT)
         match event:
             case Rewarded():
                 self._on_rewarded(event)
@@ -156,6 +162,7 @@ class Control:
         `now` is in seconds on any clock that does not go backwards.
         """
         self._now = now
+        self.urgent = False
         if self.batches.finished is None:
             self._take_back_overdue()
             self._hurry_stragglers()
@@ -279,6 +286,8 @@ class Control:
             return
         self.costs.observe(report)
         acknowledged = self.fleet.report(report)
+        if report.running + report.waiting == 0 or report.interrupted:
+            self.urgent = True
         self._running.touch_all(self.population.grow(report.instance, report.lengths), self._now)
         for finished in report.finished:
             self._on_finished(finished, report.instance)

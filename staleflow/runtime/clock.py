@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Two readings and a pause."""
+    """Three readings and a pause."""
 
     def now(self) -> float:
         """Seconds that never go backwards, from an arbitrary start."""
@@ -15,6 +15,10 @@ class Clock(Protocol):
 
     def wall(self) -> float:
         """Seconds since the epoch."""
+        ...
+
+    def cpu(self) -> float:
+        """Seconds that this thread has computed, from an arbitrary start."""
         ...
 
     def sleep(self, seconds: float) -> None:
@@ -33,6 +37,10 @@ class SystemClock:
         """Seconds since the epoch."""
         return time.time()
 
+    def cpu(self) -> float:
+        """Of the calling thread: what other processes do on the same cores is not counted."""
+        return time.thread_time()
+
     def sleep(self, seconds: float) -> None:
         """Block the thread."""
         time.sleep(seconds)
@@ -50,6 +58,10 @@ class VirtualClock:
 
     def wall(self) -> float:
         """Virtual seconds, too."""
+        return self._now
+
+    def cpu(self) -> float:
+        """Virtual seconds: computing takes none."""
         return self._now
 
     def sleep(self, seconds: float) -> None:

@@ -15,6 +15,7 @@ before the effect that follows from it; the loop itself decides nothing about tr
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -81,6 +82,8 @@ class LoopSettings:
     """What the loop needs to know of the config."""
 
     steps: int
+    least_gap_s: float
+    """Between two coordination cycles, unless something stands still until the next one."""
     interval_s: float
     """Longest time between two coordination cycles."""
     evaluate_every: int
@@ -134,6 +137,7 @@ class RunLoop:
         self._version = -1
         self._saved = -1
         self._idle_since = clock.now()
+        self._cycled_at = -math.inf
 
     def request_stop(self) -> None:
         """Finish the step in training, save and end. Safe to call from another thread."""
@@ -162,22 +166,32 @@ class RunLoop:
     # ------------------------------------------------------------------ turns
 
     def _turn(self, timeout_s: float) -> None:
-        for message in self._backend.poll(timeout_s):
+        for message in self._backend.poll(min(timeout_s, self._until_cycle())):
             self._receive(message)
         if self._stop.is_set() and not self._control.batches.stopping:
             self._observer.phase("finishing step")
             self._tell(StopRequested())
         self._ask_environments()
-        began = self._clock.now()
-        effects = self._control.cycle(began)
-        self._observer.coordinated(self._clock.now() - began, in_cycle=True)
-        self._perform(effects)
+        now = self._clock.now()
+        if self._control.urgent or now - self._cycled_at >= self._settings.least_gap_s:
+            self._cycled_at = now
+            began = self._clock.cpu()
+            effects = self._control.cycle(now)
+            self._observer.coordinated(self._clock.cpu() - began, in_cycle=True)
+            self._perform(effects)
         self._send_off()
         if self._heap_is_due and self._heap is not None:
             self._heap.settle()
         self._heap_is_due = False
         self._observer.tick(self._control, self._server.balance)
         self._journal.flush_if_due()
+
+    def _until_cycle(self) -> float:
+        """Seconds that a poll may wait."""
+        if self._control.urgent:
+            return 0.0
+        gap = self._settings.least_gap_s
+        return max(0.0, self._cycled_at + gap - self._clock.now()) if gap else math.inf
 
     def _wait_for_start(self) -> None:
         deadline = self._clock.now() + self._settings.start_timeout_s
@@ -325,9 +339,9 @@ class RunLoop:
         try:
             self._apply(effects)
             while self._events:
-                began = self._clock.now()
+                began = self._clock.cpu()
                 effects = self._control.handle(self._events.popleft())
-                self._observer.coordinated(self._clock.now() - began, in_cycle=False)
+                self._observer.coordinated(self._clock.cpu() - began, in_cycle=False)
                 self._apply(effects)
         finally:
             self._working = False
