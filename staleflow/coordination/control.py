@@ -53,7 +53,6 @@ from staleflow.errors import ProtocolError
 from staleflow.protocol.buffer import StalenessBuffer
 from staleflow.protocol.records import EndReason, Lower, Record, Reserve
 
-
 _URGENT = (GroupsDrawn, InstanceJoined, InstanceLost, Pushed, StopRequested)
 
 

@@ -72,6 +72,8 @@ def loop_settings(config: Config) -> LoopSettings:
     """The loop's part of the config."""
     return LoopSettings(
         steps=config.run.steps,
+        # In one process nothing happens between two turns, so there is nothing to wait for.
+        least_gap_s=config.coordination.interval_ms / 1000 if config.cluster.runtime == "ray" else 0.0,
         interval_s=config.coordination.interval_ms / 1000,
         evaluate_every=config.evaluation.every,
         checkpoint_every=config.checkpoint.every,
