@@ -164,8 +164,19 @@ def scoring_request(tokenizer: Tokenizer) -> Callable[[Trajectory], ScoreRequest
 # ---------------------------------------------------------------------- control and trajectory server
 
 
-def build_control(config: Config, start: StartPoint) -> Control:
-    """Buffer, coordinator and lifecycle of this attempt."""
+def build_control(
+    config: Config,
+    start: StartPoint,
+    *,
+    costs: OnlineCosts | None = None,
+    patience: Patience | None = None,
+    filtered: bool = True,
+) -> Control:
+    """Buffer, coordinator and lifecycle of this attempt.
+
+    A simulation gives `costs` and `patience` of its own; `filtered` false: no group is, whatever the config
+    says.
+    """
     coordination, data = config.coordination, config.data
     return Control(
         buffer=StalenessBuffer(
@@ -181,13 +192,14 @@ def build_control(config: Config, start: StartPoint) -> Control:
             last_batch=data.last_batch,
             max_filtered_batches=data.max_filtered_batches,
         ),
-        patience=Patience(stall_after_s=config.rollout.lost_after_s, max_retries=config.rollout.max_retries),
+        patience=patience
+        or Patience(stall_after_s=config.rollout.lost_after_s, max_retries=config.rollout.max_retries),
         stragglers=StragglerRule(
             action=coordination.stragglers.action, at_most=coordination.stragglers.at_most
         ),
         expected_response=max(1, config.rollout.max_new_tokens // 4),
-        group_filter=is_uninformative if config.training.dynamic_sampling else None,
-        costs=build_costs(config),
+        group_filter=is_uninformative if filtered and config.training.dynamic_sampling else None,
+        costs=costs or build_costs(config),
         attempt=start.attempt,
         next_seq=start.next_seq,
     )

@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -49,7 +49,7 @@ def launch(config: Config, *, resume: bool, clean: bool) -> int:
     data = read_data(config)
     load_verifier(config.reward.verifier)
     _check_shared_memory(config)
-    with _run_folder(config, resume=resume, clean=clean) as folder:
+    with run_folder(config, resume=resume, clean=clean) as folder:
         config = config.model_copy(update={"run": config.run.model_copy(update={"name": folder.name})})
         if resume:
             folder.check_config(config.model_dump(mode="json"))
@@ -62,18 +62,13 @@ def launch(config: Config, *, resume: bool, clean: bool) -> int:
             logs=folder.logs.resolve(),
             journal=folder.journal.resolve() if config.telemetry.journal else None,
         )
-        try:
-            reason = _watched(config, data, start, paths, folder)
-        except Exception as error:
-            if os.strerror(errno.ENOSPC) not in str(error):
-                raise
-            raise RunFailed(
-                f"there is no space left where {folder.path} is: make room, and go on with --resume"
-            ) from error
-        finally:
-            _write_report(folder.path, folder.report)
-            if config.telemetry.journal:
-                _write_trace(folder.journal, folder.trace)
+        console = make_console(config.telemetry.console)
+        reason = watched(lambda: _start_session(config, data, start, paths), config, folder, console)
+    return say_how_it_ended(config, folder, reason)
+
+
+def say_how_it_ended(config: Config, folder: RunFolder, reason: str) -> int:
+    """The last lines of the command; returns the exit code."""
     print(f"run folder: {folder.path}\nreport:     {folder.report}")
     if reason == "filtered_out":
         print(ALL_FILTERED.format(config.data.max_filtered_batches), file=sys.stderr)
@@ -94,7 +89,8 @@ def _check_shared_memory(config: Config) -> None:
 
 
 @contextmanager
-def _run_folder(config: Config, *, resume: bool, clean: bool) -> Iterator[RunFolder]:
+def run_folder(config: Config, *, resume: bool, clean: bool) -> Iterator[RunFolder]:
+    """The run's folder, held until the end."""
     folder = RunFolder.create(
         Path(config.run.output_dir),
         config.run.name,
@@ -108,16 +104,20 @@ def _run_folder(config: Config, *, resume: bool, clean: bool) -> Iterator[RunFol
 
 
 def _start_point(config: Config, folder: RunFolder, *, resume: bool) -> StartPoint:
-    opening = Start(
+    if resume:
+        return resumed_start(opening_record(config), folder.ledger, folder.checkpoints)
+    return first_start(opening_record(config))
+
+
+def opening_record(config: Config) -> Start:
+    """The first record of the ledger."""
+    return Start(
         bound=kept_bound(config),
         batch_size=config.data.batch_size,
         group_size=config.data.group_size,
         last_batch=config.data.last_batch,
         spare_limit=config.redundancy.groups,
     )
-    if resume:
-        return resumed_start(opening, folder.ledger, folder.checkpoints)
-    return first_start(opening)
 
 
 def _start_session(config: Config, data: DataParts, start: StartPoint, paths: RunPaths) -> Session:
@@ -131,13 +131,32 @@ def _start_session(config: Config, data: DataParts, start: StartPoint, paths: Ru
 # ---------------------------------------------------------------------- watching
 
 
-def _watched(config: Config, data: DataParts, start: StartPoint, paths: RunPaths, folder: RunFolder) -> str:
-    console = make_console(config.telemetry.console)
-    sinks = _open_sinks(config, folder, console)
+def watched(
+    start_session: Callable[[], Session], config: Config, folder: RunFolder, console: RunConsole
+) -> str:
+    """Run a session to its end, its rows into the folder and to the console; then report and trace.
+
+    Returns the finish reason; raises what ended the run, if it failed.
+    """
+    try:
+        return _to_the_end(start_session, console, _open_sinks(config, folder, console))
+    except Exception as error:
+        if os.strerror(errno.ENOSPC) not in str(error):
+            raise
+        raise RunFailed(
+            f"there is no space left where {folder.path} is: make room, and go on with --resume"
+        ) from error
+    finally:
+        _write_report(folder.path, folder.report)
+        if config.telemetry.journal:
+            _write_trace(folder.journal, folder.trace)
+
+
+def _to_the_end(start_session: Callable[[], Session], console: RunConsole, sinks: Sink) -> str:
     session: Session | None = None
     with Interrupts() as interrupts:  # around the end, too: a late Ctrl-C must not leave processes behind
         try:
-            session = _start_session(config, data, start, paths)
+            session = start_session()
             return _watch(session, interrupts, console, sinks)
         except StoppedNow:
             return "interrupted"

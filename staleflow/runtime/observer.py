@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from staleflow.coordination.commands import Abort, Command
@@ -233,8 +233,8 @@ class Observer:
             self._drawn = drawn
             self._picture(control, balance)
 
-    def finish(self, control: Control, balance: Balance) -> None:
-        """The run is over: the summary row."""
+    def finish(self, control: Control, balance: Balance, extra: Mapping[str, float] | None = None) -> None:
+        """The run is over: the summary row, with what else belongs into it."""
         self.phase("done")
         self._picture(control, balance)
         values: Values = {
@@ -249,6 +249,7 @@ class Observer:
         costs = control.costs.model
         values |= {f"coord/{name}": getattr(costs, name) for name in ("k1", "k2", "k3", "k4", "prefill")}
         values |= {f"tokens/{name}": count for name, count in balance.as_dict().items()}
+        values |= extra or {}
         self._add("summary", values)
 
     # ------------------------------------------------------------------

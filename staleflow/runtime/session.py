@@ -29,7 +29,7 @@ from staleflow.runtime.assembly import (
 from staleflow.runtime.clock import Clock, VirtualClock
 from staleflow.runtime.inline import InlineBackend
 from staleflow.runtime.loop import LoopSettings, RunLoop
-from staleflow.runtime.observer import Observer
+from staleflow.runtime.observer import Intervals, Observer
 from staleflow.runtime.start import StartPoint
 from staleflow.storage.journal import JournalWriter
 from staleflow.storage.ledger import LedgerWriter
@@ -81,7 +81,14 @@ def loop_settings(config: Config) -> LoopSettings:
     )
 
 
-def make_observer(config: Config, paths: RunPaths, clock: Clock) -> Observer:
+def make_observer(
+    config: Config,
+    paths: RunPaths,
+    clock: Clock,
+    *,
+    intervals: Intervals | None = None,
+    redraw: Callable[[], float] | None = None,
+) -> Observer:
     """The observer of an attempt."""
     return Observer(
         run_name=paths.name,
@@ -90,6 +97,8 @@ def make_observer(config: Config, paths: RunPaths, clock: Clock) -> Observer:
         steps=config.run.steps,
         longest_response=config.rollout.max_new_tokens,
         clock=clock,
+        intervals=intervals,
+        redraw=redraw,
     )
 
 
@@ -159,13 +168,14 @@ def inline_loop(
     )
 
 
-class InlineSession:
-    """The loop in a thread, on a virtual clock."""
+class ThreadSession:
+    """A loop in a thread of this process."""
 
-    def __init__(self, config: Config, data: DataParts, start: StartPoint, paths: RunPaths) -> None:
-        clock = VirtualClock()
-        self._observer = make_observer(config, paths, clock)
-        self._loop = inline_loop(config, data, start, paths, observer=self._observer, clock=clock)
+    def __init__(self, observer: Observer, loop: Callable[[], str], stop: Callable[[], None]) -> None:
+        """`loop` returns the finish reason; `stop` asks it to finish its step and end."""
+        self._observer = observer
+        self._loop = loop
+        self._stop = stop
         self._reason: str | None = None
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="run-loop", daemon=True)
@@ -178,7 +188,7 @@ class InlineSession:
 
     def request_stop(self) -> None:
         """Passed on to the loop."""
-        self._loop.request_stop()
+        self._stop()
 
     def outcome(self) -> str | None:
         """See `Session`."""
@@ -191,6 +201,16 @@ class InlineSession:
 
     def _run(self) -> None:
         try:
-            self._reason = self._loop.run()
+            self._reason = self._loop()
         except BaseException as error:
             self._failure = error
+
+
+class InlineSession(ThreadSession):
+    """The loop in a thread, on a virtual clock."""
+
+    def __init__(self, config: Config, data: DataParts, start: StartPoint, paths: RunPaths) -> None:
+        clock = VirtualClock()
+        observer = make_observer(config, paths, clock)
+        loop = inline_loop(config, data, start, paths, observer=observer, clock=clock)
+        super().__init__(observer, loop.run, loop.request_stop)

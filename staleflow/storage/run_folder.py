@@ -107,6 +107,11 @@ class RunFolder:
         return self.path / "journal.jsonl"
 
     @property
+    def simulation(self) -> Path:
+        """What a simulated run was reckoned with; a real run has none."""
+        return self.path / "simulation.json"
+
+    @property
     def trace(self) -> Path:
         """The journal as a trace for Perfetto."""
         return self.path / "trace.json"

@@ -124,7 +124,7 @@ def test_a_full_disk_is_said_in_a_sentence(
     def fails(*_: object) -> str:
         raise error
 
-    monkeypatch.setattr("staleflow.runtime.launch._watched", fails)
+    monkeypatch.setattr("staleflow.runtime.launch._to_the_end", fails)
     with pytest.raises(RunFailed if isinstance(error, OSError) else ValueError) as caught:
         launch(toy_config(model, tmp_path), resume=False, clean=False)
     assert ("no space left" in str(caught.value)) is isinstance(error, OSError)

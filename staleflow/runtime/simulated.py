@@ -1,0 +1,159 @@
+"""A simulated run from a config to a finished run folder: what `staleflow simulate` does.
+
+Invariants: what can be wrong is refused before anything is created; the folder has what a real run's has, but
+for checkpoints, logs and evaluations, and `simulation.json` beside it, which says what it was reckoned with;
+the same config and seed give the same ledger, byte for byte, and the same rows but for the real time taken.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from dataclasses import asdict
+from typing import Any
+
+from staleflow.config.schema import Config
+from staleflow.coordination.control import Control, Patience
+from staleflow.coordination.online_costs import OnlineCosts
+from staleflow.runtime.assembly import build_control, build_costs, kept_bound
+from staleflow.runtime.launch import opening_record, run_folder, say_how_it_ended, watched
+from staleflow.runtime.observer import Intervals
+from staleflow.runtime.session import RunPaths, ThreadSession, make_journal, make_observer
+from staleflow.runtime.simulated_watch import RunWatch, SimulatedClock
+from staleflow.runtime.start import StartPoint, first_start
+from staleflow.runtime.time_use import LOOK_EVERY_S
+from staleflow.simulation.bounds import find_bounds
+from staleflow.simulation.cluster import SimulatedCluster
+from staleflow.simulation.hardware import cluster_settings
+from staleflow.simulation.settings import ClusterSettings
+from staleflow.storage.ledger import LedgerWriter
+from staleflow.storage.provenance import provenance
+from staleflow.telemetry.progress import make_progress
+
+INSTANCES_PER_LOOK_S = 1000.0
+"""Looking at so many instances a simulated second is cheap beside what they do in it."""
+SAMPLES_BEFORE_DOUBLING = 500
+
+
+def simulate_run(config: Config, *, clean: bool) -> int:
+    """Simulate to the end; returns the exit code. Raises UserError before anything is made, or RunFailed."""
+    settings = cluster_settings(config)
+    build_costs(config)
+    with run_folder(config, resume=False, clean=clean) as folder:
+        config = config.model_copy(update={"run": config.run.model_copy(update={"name": folder.name})})
+        folder.write_config(config.to_yaml(), provenance())
+        about = json.dumps(describe(config, settings), indent=1, ensure_ascii=False)
+        folder.simulation.write_text(about + "\n", encoding="utf-8")
+        paths = RunPaths(
+            name=folder.name,
+            ledger=folder.ledger,
+            checkpoints=folder.checkpoints,
+            logs=folder.logs,
+            journal=folder.journal if config.telemetry.journal else None,
+        )
+        console = make_progress(config.telemetry.console)
+        reason = watched(
+            lambda: SimulatedSession(config, settings, paths), _unless_online(config), folder, console
+        )
+    return say_how_it_ended(config, folder, reason)
+
+
+class SimulatedSession(ThreadSession):
+    """The simulated cluster in a thread."""
+
+    def __init__(self, config: Config, settings: ClusterSettings, paths: RunPaths) -> None:
+        start, clock = first_start(opening_record(config)), SimulatedClock()
+        look_s = max(LOOK_EVERY_S, settings.instances / INSTANCES_PER_LOOK_S)
+        observer = make_observer(
+            config,
+            paths,
+            clock,
+            intervals=Intervals(
+                look_s=look_s, sample_s=max(1.0, 20 * look_s), double_after=SAMPLES_BEFORE_DOUBLING
+            ),
+            redraw=time.monotonic,
+        )
+        control = simulated_control(config, settings, start)
+        ledger = LedgerWriter(paths.ledger)
+        journal = make_journal(paths, start, observer, clock)
+
+        def append(record: Any, seq: int, attempt: int) -> None:
+            ledger.append(record, seq, attempt)
+            journal.ledger(seq)
+
+        cluster = SimulatedCluster(
+            control=control,
+            settings=settings,
+            opening=opening_record(config),
+            append=append,
+            watch=RunWatch(
+                control=control, clock=clock, observer=observer, journal=journal, stopwatch=time.monotonic
+            ),
+        )
+
+        def run() -> str:
+            try:
+                return cluster.run().reason
+            finally:
+                ledger.close()
+                journal.close()
+
+        super().__init__(observer, run, cluster.request_stop)
+
+
+def simulated_control(config: Config, settings: ClusterSettings, start: StartPoint) -> Control:
+    """The control of a real run, but that it knows what the instances cost unless the config names a file."""
+    named = config.coordination.cost_model is not None
+    return build_control(
+        config,
+        start,
+        costs=build_costs(config) if named else OnlineCosts(settings.costs, refine=False),
+        # Simulated instances never lose a trajectory without saying so, and report lengths rarely.
+        patience=Patience(stall_after_s=math.inf, max_retries=config.rollout.max_retries),
+        filtered=config.simulation.solved is not None,
+    )
+
+
+def describe(config: Config, settings: ClusterSettings) -> dict[str, Any]:
+    """What a run is reckoned with, as plain values for simulation.json."""
+    simulation = config.simulation
+    bounds = find_bounds(settings, bound=kept_bound(config), batch_size=config.data.batch_size)
+    colocated = config.coordination.policy == "sync"
+    rollout, training = simulation.rollout_gpus, simulation.training_gpus
+    if colocated:
+        rollout = training = rollout + training
+    gpus = {"kind": simulation.gpu, "rollout": rollout, "training": training, "shared": colocated}
+    return {
+        "costs": _costs_text(config),
+        "gpus": None if simulation.costs is not None else gpus,
+        "instances": settings.instances,
+        "kv_capacity": settings.kv_capacity,
+        "max_running": settings.max_running,
+        "cost_model": asdict(settings.costs),
+        "trainer": asdict(settings.trainer),
+        "bounds": {
+            "rollout": bounds.rollout,
+            "trainer": bounds.trainer,
+            "latency": bounds.latency,
+            "binding": bounds.binding,
+            "best_running": bounds.best_running,
+        },
+    }
+
+
+def _costs_text(config: Config) -> str:
+    simulation = config.simulation
+    if simulation.costs is not None:
+        return f"the profile {simulation.costs}"
+    parallel = f", {simulation.tensor_parallel} GPUs an instance" if simulation.tensor_parallel > 1 else ""
+    return f"roofline of {simulation.model} on {simulation.gpu}{parallel}"
+
+
+def _unless_online(config: Config) -> Config:
+    """Without W&B, whose service takes longer to start than most simulations, unless it is asked for."""
+    telemetry = config.telemetry
+    if telemetry.wandb.mode == "online":
+        return config
+    wandb = telemetry.wandb.model_copy(update={"mode": "disabled"})
+    return config.model_copy(update={"telemetry": telemetry.model_copy(update={"wandb": wandb})})
