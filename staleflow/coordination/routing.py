@@ -39,9 +39,10 @@ def has_room(state: InstanceState, length: int, expected_held: int, headroom: fl
         return True
     if resident >= state.max_running or state.waiting:
         return False
-    now = state.kv_tokens + length
-    expected = max(now, (resident + 1) * expected_held)
-    return expected <= (1 - headroom) * state.kv_capacity and now + resident + 1 <= state.kv_capacity
+    now, expected, capacity = state.kv_tokens + length, (resident + 1) * expected_held, state.kv_capacity
+    if expected < now:
+        expected = now
+    return expected <= (1 - headroom) * capacity and now + resident + 1 <= capacity
 
 
 class WaterfallRouting:

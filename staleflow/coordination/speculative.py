@@ -33,7 +33,7 @@ class InstanceState:
     @property
     def running(self) -> int:
         """Trajectories that decode, or will as soon as their Route is applied."""
-        return max(0, self.resident - self.waiting)
+        return self.resident - self.waiting if self.resident > self.waiting else 0
 
     def apply(self, command: Command) -> None:
         """Become what the instance is after `command`."""
