@@ -1,4 +1,4 @@
-"""`staleflow sweep`: every combination of some values, one `staleflow run` each, and a comparison.
+"""`staleflow sweep`: every combination of some values, one `staleflow run` (or `simulate`) each, compared.
 
 Invariants: all combinations are checked before the first one starts; a run that ended by itself is never run
 again, nor taken for one with another config; one that fails does not stop the others.
@@ -39,7 +39,7 @@ class SweepRun:
     """`eta=1`, or `eta=1,learning_rate=0.001`."""
     folder: Path
     arguments: tuple[str, ...]
-    """What follows `staleflow run`."""
+    """What follows `staleflow run`, or `staleflow simulate`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +48,7 @@ class SweepPlan:
 
     runs: tuple[SweepRun, ...]
     folder: Path
+    simulate: bool = False
 
 
 def plan_sweep(
@@ -57,6 +58,7 @@ def plan_sweep(
     name: str,
     output_dir: str | None,
     environ: Mapping[str, str],
+    simulate: bool = False,
 ) -> SweepPlan:
     """Every combination of the axes (`key=v1,v2`), each with its config checked. Raises UserError."""
     if not axes:
@@ -83,7 +85,7 @@ def plan_sweep(
         output = Path(config.run.output_dir)
         folder = checked_path(output, f"{name}/{label}")
         if is_done(folder):
-            _check_agreement(folder, config)
+            _check_agreement(folder, config, simulate)
         runs.append(
             SweepRun(
                 label=label,
@@ -93,7 +95,7 @@ def plan_sweep(
         )
     if len({run.folder for run in runs}) < len(runs):
         raise UserError("two combinations of the sweep have the same name: give each value once")
-    return SweepPlan(runs=tuple(runs), folder=output / name)
+    return SweepPlan(runs=tuple(runs), folder=output / name, simulate=simulate)
 
 
 def run_sweep(plan: SweepPlan, *, resume: bool) -> int:
@@ -111,7 +113,8 @@ def run_sweep(plan: SweepPlan, *, resume: bool) -> int:
             if is_done(run.folder):
                 progress.console.print(f"{run.label}: done already")
             else:
-                code = _run_one(run, resume=resume and (run.folder / "ledger.jsonl").is_file())
+                again = resume and (run.folder / "ledger.jsonl").is_file()
+                code = _simulate_one(run, again=again) if plan.simulate else _run_one(run, resume=again)
                 if code == EXIT_INTERRUPTED:
                     return EXIT_INTERRUPTED
                 progress.console.print(
@@ -141,8 +144,11 @@ def is_done(folder: Path) -> bool:
     return last.get("kind") == "end" and last.get("reason") in _DONE_REASONS
 
 
-def _check_agreement(folder: Path, config: Config) -> None:
-    """Refuse to take a finished run for one with another config. Raises UserError."""
+def _check_agreement(folder: Path, config: Config, simulate: bool) -> None:
+    """Refuse to take a finished run for one with another config, or of another kind. Raises UserError."""
+    if (folder / "simulation.json").is_file() != simulate:
+        kind = "real" if simulate else "simulated"
+        raise UserError(f"the finished run in {folder} is a {kind} one: choose another --name")
     differing = config_differences(
         folder / "config.yaml", config.model_dump(mode="json"), except_in=_MAY_DIFFER
     )
@@ -155,12 +161,19 @@ def _check_agreement(folder: Path, config: Config) -> None:
 
 def _run_one(run: SweepRun, *, resume: bool) -> int:
     # The console of a run would fight with the progress bar for the terminal: one line a step instead.
-    command = [sys.executable, "-m", "staleflow.cli", "run", *run.arguments]
+    return _start("run", run, "plain", ["--resume"] if resume else [])
+
+
+def _simulate_one(run: SweepRun, *, again: bool) -> int:
+    # A simulated run is too short to go on with: one that was begun is begun anew.
+    return _start("simulate", run, "off", ["--clean"] if again else [])
+
+
+def _start(command: str, run: SweepRun, console: str, options: list[str]) -> int:
+    arguments = [sys.executable, "-m", "staleflow.cli", command, *run.arguments, *options]
     if not any(argument.startswith("telemetry.console=") for argument in run.arguments):
-        command.append("telemetry.console=plain")
-    if resume:
-        command.append("--resume")
-    return subprocess.run(command, check=False).returncode
+        arguments.append(f"telemetry.console={console}")
+    return subprocess.run(arguments, check=False).returncode
 
 
 def _compare(plan: SweepPlan) -> None:

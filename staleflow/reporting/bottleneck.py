@@ -58,6 +58,10 @@ class Setup:
     one_machine: bool
     """All parts ran on one machine, and shared its CPU cores."""
     cores: int | None
+    unit: str = "CPU threads"
+    """What instances and trainer are counted in."""
+    shared: bool = False
+    """Both sides have all machines in turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +85,9 @@ class Bottleneck:
 
 
 def setup(run: RunData) -> Setup:
-    """Read the run's config."""
+    """Read the run's config, or what a simulated run was reckoned with."""
+    if run.simulation:
+        return _simulated_setup(run)
     one_machine = _at(run.config, "cluster", "address") is None and "cluster" in run.config
     cores = run.summary.get("run/cpu_cores")
     return Setup(
@@ -93,6 +99,23 @@ def setup(run: RunData) -> Setup:
         reward_workers=_whole(run.config, "reward", "workers"),
         one_machine=one_machine,
         cores=int(cores) if isinstance(cores, int) else None,
+    )
+
+
+def _simulated_setup(run: RunData) -> Setup:
+    gpus = run.simulation.get("gpus")
+    gpus = gpus if isinstance(gpus, Mapping) else {}
+    return Setup(
+        policy=_at(run.config, "coordination", "policy"),
+        bound=run.bound,
+        instances=gpus.get("rollout"),
+        instance_threads=1,
+        trainer_threads=gpus.get("training"),
+        reward_workers=None,
+        one_machine=False,
+        cores=None,
+        unit="GPUs",
+        shared=gpus.get("shared") is True,
     )
 
 
@@ -183,6 +206,8 @@ def _split(
     waiting: float, idle: float, given: Setup, move: str
 ) -> tuple[tuple[float, float] | None, tuple[float, float] | None, str]:
     """Resources in the ratio in which they were at work: were both sides as fast as that, neither waited."""
+    if given.shared:
+        return None, None, "Both sides have all GPUs in turn: another policy lets them overlap"
     if given.instances is None or given.trainer_threads is None:
         return None, None, move
     rollout, training = given.instances * (given.instance_threads or 1), given.trainer_threads
@@ -191,7 +216,7 @@ def _split(
         return None, None, move
     advice = (
         f"{move}: about {_ratio(*need)}, where it is {_ratio(rollout, training)} now "
-        "(CPU threads, if both sides gain by what they are given)"
+        f"({given.unit}, if both sides gain by what they are given)"
     )
     if given.one_machine:
         cores = f"{given.cores} cores" if given.cores else "cores"

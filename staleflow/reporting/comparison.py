@@ -11,7 +11,7 @@ from typing import Any
 
 from staleflow.reporting.groups import RunGroup, Spread, spread
 from staleflow.reporting.headline import ABSENT, TOKEN_FATES, Headline
-from staleflow.reporting.load import RunData
+from staleflow.reporting.load import RunData, bound_rates
 from staleflow.reporting.words import clock, share, whole
 
 Measure = Callable[[RunData, Headline], float | None]
@@ -71,6 +71,12 @@ def _length(which: int) -> Measure:
     return lambda run, n: n.lengths[which]
 
 
+def _achieved(run: RunData, n: Headline) -> float | None:
+    """Of the least bound that the machines of a simulated run set."""
+    bounds = bound_rates(run)
+    return n.tokens_per_s / min(bounds.values()) if bounds and n.tokens_per_s else None
+
+
 TOKENS = "Generated tokens"
 """The section whose titles are fates of tokens."""
 _Row = tuple[str, str, Measure, Callable[[float], str]]
@@ -81,6 +87,7 @@ _SECTIONS: tuple[tuple[str, tuple[_Row, ...]], ...] = (
         ("steps_per_s", "steps/s", lambda run, n: n.steps_per_s, _three),
         ("steps", "steps", lambda run, n: n.steps, _count),
         ("wall_s", "wall time", lambda run, n: n.seconds, clock),
+        ("bound_share", "of what the machines allow", _achieved, share),
     )),
     ("Staleness", (
         ("staleness_mean", "staleness mean", lambda run, n: n.staleness_mean, _two),

@@ -72,6 +72,8 @@ class RunData:
     says); from the config where there is no ledger."""
     trained: tuple[Trained, ...]
     verdict: Verdict
+    simulation: Mapping[str, Any]
+    """simulation.json: what a simulated run was reckoned with; empty for a real one."""
     skipped_lines: int
     """Lines that are no JSON objects: at most the torn ones, in a healthy run."""
 
@@ -103,6 +105,7 @@ def load_run(folder: Path) -> RunData:
         bound=_bound(records, config),
         trained=tuple(_trained(records)),
         verdict=_verdict(ledger),
+        simulation=_simulation(folder / "simulation.json"),
         skipped_lines=torn_rows + torn_records,
     )
 
@@ -200,6 +203,14 @@ def _verdict(ledger: Path) -> Verdict:
     return Verdict(violations=violations, text=f"{violations} violation{'' if violations == 1 else 's'}")
 
 
+def _simulation(path: Path) -> Mapping[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
 def _config(path: Path) -> tuple[str, Mapping[str, Any]]:
     """Return the config's text and values; empty where there is none or a kill left half of it."""
     try:
@@ -208,6 +219,16 @@ def _config(path: Path) -> tuple[str, Mapping[str, Any]]:
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         return "", {}
     return text, value if isinstance(value, dict) else {}
+
+
+def bound_rates(run: RunData) -> dict[str, float]:
+    """Return what rollout, trainer and latency alone allow a simulated run, in trained tokens a second."""
+    bounds = run.simulation.get("bounds")
+    if not isinstance(bounds, Mapping):
+        return {}
+    return {
+        side: float(bounds[side]) for side in ("rollout", "trainer", "latency") if _finite(bounds.get(side))
+    }
 
 
 def series(rows: Iterable[Values], x: str, y: str) -> tuple[list[float], list[float]]:

@@ -17,6 +17,7 @@ from staleflow.reporting.headline import (
     Headline,
 )
 from staleflow.reporting.load import RunData, Verdict
+from staleflow.reporting.machines import machines
 from staleflow.reporting.style import CSS
 from staleflow.reporting.svg import RUN_COLOURS
 from staleflow.reporting.words import COLUMNS, accuracy_text, cells, clock, share, times, whole
@@ -35,6 +36,7 @@ def page(runs: Sequence[RunData]) -> str:
         f"<h1>{escape(title)}</h1>",
         _one(groups[0]) if len(runs) == 1 else _throughput(groups),
         _bottlenecks(groups),
+        machines(groups, [_named(i, group) for i, group in enumerate(groups)]),
         _comparison(groups) if len(runs) > 1 else "",
         _learning(groups),
         _staleness(groups),
@@ -73,6 +75,7 @@ def _bottlenecks(groups: Sequence[RunGroup]) -> str:
 
 def _subtitle(run: RunData, n: Headline) -> str:
     facts = [
+        "simulated" if run.simulation else "",
         f"policy {n.policy}" if n.policy else "",
         f"η = {n.bound}" if n.bound is not None else "",
         n.reason,
@@ -89,7 +92,7 @@ def _stats(run: RunData, n: Headline) -> str:
     mean = "no trained trajectories" if n.staleness_mean is None else f"mean {n.staleness_mean:.2f}"
     stats = (
         (str(n.steps), "steps", planned),
-        (clock(n.seconds), "wall time", ""),
+        (clock(n.seconds), "simulated time" if run.simulation else "wall time", _real_time(run)),
         (whole(n.tokens_per_s), "trained tokens/s", ""),
         (ABSENT if n.staleness_max is None else str(n.staleness_max), f"max staleness, {bound}", mean),
         (accuracy_text(n), "sampled accuracy", "" if change is None else f"{100 * change:+.1f} points"),
@@ -101,6 +104,11 @@ def _stats(run: RunData, n: Headline) -> str:
     )
     audit = f'<span>audit of the ledger</span><div class="verdict">{_pill(run.verdict)}</div>'
     return f'<div class="stats">{cards}<div class="card stat">{audit}</div></div>'
+
+
+def _real_time(run: RunData) -> str:
+    seconds = run.summary.get("simulation/wall_s") if run.simulation else None
+    return "" if seconds is None else f"in {clock(seconds)}"
 
 
 def _throughput(groups: Sequence[RunGroup]) -> str:
