@@ -155,6 +155,52 @@ def profile(
 
 @app.command()
 @says_what_went_wrong
+def plan(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[CONFIG...] [key.path=value...]", help="As for `run`; see its section simulation."
+        ),
+    ] = None,
+    gpus: Annotated[
+        int, typer.Option("--gpus", metavar="N", min=2, help="GPUs to divide between rollout and training.")
+    ] = 64,
+    eta: Annotated[
+        str | None,
+        typer.Option("--eta", metavar="1,2,...", help="Staleness bounds to choose from; default: 1,2,3."),
+    ] = None,
+    budget: Annotated[
+        int, typer.Option("--budget", min=1, help="Most layouts that are simulated; others: bounds only.")
+    ] = 12,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Layouts simulated at the same time.")] = 2,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Config file of the choice, to lay over yours.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    debug: Debug = False,
+) -> int:
+    """Find out how to divide GPUs between rollout and training, and how much staleness it takes."""
+    from staleflow.cli.plan import read_bounds, run_plan
+    from staleflow.config import load_config
+    from staleflow.config.layers import split_arguments
+
+    files, overrides = split_arguments(arguments or [])
+    config = load_config(files, overrides, os.environ)
+    return run_plan(
+        config,
+        gpus=gpus,
+        bounds=read_bounds(eta or "1,2,3"),
+        budget=budget,
+        at_once=jobs,
+        output=output,
+        force=force,
+        as_json=as_json,
+    )
+
+
+@app.command()
+@says_what_went_wrong
 def report(
     runs: Runs,
     output: Annotated[
