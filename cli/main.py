@@ -1,4 +1,4 @@
-"""The `staleflow` command: run, sweep, profile, report, audit, experiment, config."""
+"""The `staleflow` command: run, simulate, sweep, profile, report, audit, experiment, config."""
 
 from __future__ import annotations
 
@@ -79,6 +79,36 @@ def run(
 
 @app.command()
 @says_what_went_wrong
+def simulate(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[CONFIG] [OVERLAY...] [key.path=value...]",
+            help="As for `run`; the section simulation says which machines.",
+        ),
+    ] = None,
+    clean: Annotated[
+        bool, typer.Option("--clean", help="Remove the earlier run of that name first.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved config and stop.")] = False,
+    debug: Debug = False,
+) -> int:
+    """Run the config on simulated machines: the same run folder, in minutes of one CPU core."""
+    from staleflow.config import load_config
+    from staleflow.config.layers import split_arguments
+
+    files, overrides = split_arguments(arguments or [])
+    config = load_config(files, overrides, os.environ, simulated=True)
+    if dry_run:
+        print(config.to_yaml(), end="")
+        return 0
+    from staleflow.runtime.simulated import simulate_run
+
+    return simulate_run(config, clean=clean)
+
+
+@app.command()
+@says_what_went_wrong
 def sweep(
     arguments: Annotated[
         list[str] | None,
@@ -109,6 +139,10 @@ def sweep(
         bool,
         typer.Option("--resume", help="Go on with runs begun earlier; finished ones are always skipped."),
     ] = False,
+    simulated: Annotated[
+        bool,
+        typer.Option("--simulate", help="On simulated machines, as `simulate`; those begun begin anew."),
+    ] = False,
     debug: Debug = False,
 ) -> int:
     """Run every combination of values, one after the other, and compare them in one report."""
@@ -116,8 +150,10 @@ def sweep(
 
     axes = ([f"staleness.bound={eta}"] if eta is not None else []) + (axis or [])
     axes += [f"run.seed={seeds}"] if seeds is not None else []
-    plan = plan_sweep(arguments or [], axes, name=name, output_dir=output_dir, environ=os.environ)
-    return run_sweep(plan, resume=resume)
+    planned = plan_sweep(
+        arguments or [], axes, name=name, output_dir=output_dir, environ=os.environ, simulate=simulated
+    )
+    return run_sweep(planned, resume=resume)
 
 
 @app.command()
@@ -186,7 +222,7 @@ def plan(
     from staleflow.config.layers import split_arguments
 
     files, overrides = split_arguments(arguments or [])
-    config = load_config(files, overrides, os.environ)
+    config = load_config(files, overrides, os.environ, simulated=True)
     return run_plan(
         config,
         gpus=gpus,

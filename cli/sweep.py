@@ -81,7 +81,7 @@ def plan_sweep(
         pairs = list(zip(keys, combination, strict=True))
         label = ",".join(f"{_SHORT_NAMES.get(k, k.rpartition('.')[2])}={_in_a_name(v)}" for k, v in pairs)
         chosen = [*overrides, *(f"{k}={v}" for k, v in pairs), f"run.name={json.dumps(f'{name}/{label}')}"]
-        config = load_config(files, chosen, environ)
+        config = load_config(files, chosen, environ, simulated=simulate)
         output = Path(config.run.output_dir)
         folder = checked_path(output, f"{name}/{label}")
         if is_done(folder):

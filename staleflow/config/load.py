@@ -17,11 +17,16 @@ from staleflow.config.schema import Config
 
 
 def load_config(
-    paths: Sequence[Path] = (), overrides: Sequence[str] = (), environ: Mapping[str, str] | None = None
+    paths: Sequence[Path] = (),
+    overrides: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+    *,
+    simulated: bool = False,
 ) -> Config:
     """The config of a run: defaults, then config files, environment and overrides, later ones winning.
 
-    `environ` None: no environment. Raises ConfigError that lists every problem found, one a line.
+    `environ` None: no environment. `simulated`: for a run on simulated machines, which does not read all of
+    it. Raises ConfigError that lists every problem found, one a line.
     """
     layer = merge(
         [
@@ -35,7 +40,7 @@ def load_config(
         config = Config.model_validate(layer.values)
     except ValidationError as error:
         raise config_error(schema_problems(Config, error, layer)) from None
-    refused = combination_problems(config)
+    refused = combination_problems(config, simulated=simulated)
     if refused:
         lines = [
             f"{key}: {read_where(layer, tuple(key.split('.')), _value(config, key))}; {reason}"
