@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -120,11 +121,11 @@ def _middle(values: list[float]) -> float:
 
 
 def _table(errors: Errors, title: str) -> Table:
-    table = Table(title=title)
-    table.add_column("", no_wrap=True)
+    table = Table(title=title, box=SIMPLE, padding=(0, 1, 0, 0))
+    table.add_column("", overflow="fold")
     for part in ("fitted", "held out"):
         for column in (f"{part}", "mean", "p90", "max"):
-            table.add_column(column, justify="right")
+            table.add_column(column, justify="right", no_wrap=True)
     for name, parts in errors.items():
         cells = [name]
         for error in parts:
