@@ -78,7 +78,10 @@ class Study:
     script: Callable[[Options], Result]
 
 
-STUDIES: dict[str, str] = {"overhead": "staleflow.experiments.overhead.OVERHEAD"}
+STUDIES: dict[str, str] = {
+    "overhead": "staleflow.experiments.overhead.OVERHEAD",
+    "fidelity": "staleflow.experiments.fidelity.FIDELITY",
+}
 """`staleflow experiment NAME`; a dotted path to a `Study` works too."""
 
 

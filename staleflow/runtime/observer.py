@@ -55,10 +55,12 @@ class Observer:
         clock: Clock,
         intervals: Intervals | None = None,
         redraw: Callable[[], float] | None = None,
+        has_rewards: bool = True,
     ) -> None:
         """`longest_response` is in tokens. `redraw`: seconds by which pictures become due, where those of
-        the run's clock are not what somebody waits through.
+        the run's clock are not what somebody waits through. `has_rewards`: they mean something.
         """
+        self._has_rewards = has_rewards
         self._clock = clock
         self._intervals = intervals or Intervals()
         self._redraw = redraw or clock.now
@@ -202,12 +204,13 @@ class Observer:
         values = self._metrics.row(message.result, control, balance.as_dict(), self._clock.now(), timing)
         values |= self._use.take(self._clock.now())
         values["run/seconds"] = self._seconds()
+        reward = values["rollout/reward_mean"] if self._has_rewards else values.pop("rollout/reward_mean")
         self._add("train", values)
         self._status = replace(
             self._status,
             staleness_mean=float(values["staleness/mean"]),
             staleness_max=int(values["staleness/max"]),
-            reward_mean=(*self._status.reward_mean, float(values["rollout/reward_mean"])),
+            reward_mean=(*self._status.reward_mean, float(reward)),
         )
 
     def evaluated(self, message: Evaluated) -> None:

@@ -88,6 +88,7 @@ def make_observer(
     *,
     intervals: Intervals | None = None,
     redraw: Callable[[], float] | None = None,
+    has_rewards: bool = True,
 ) -> Observer:
     """The observer of an attempt."""
     return Observer(
@@ -99,6 +100,7 @@ def make_observer(
         clock=clock,
         intervals=intervals,
         redraw=redraw,
+        has_rewards=has_rewards,
     )
 
 

@@ -11,6 +11,7 @@ import json
 import math
 import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from staleflow.config.schema import Config
@@ -23,12 +24,13 @@ from staleflow.runtime.session import RunPaths, ThreadSession, make_journal, mak
 from staleflow.runtime.simulated_watch import RunWatch, SimulatedClock
 from staleflow.runtime.start import StartPoint, first_start
 from staleflow.runtime.time_use import LOOK_EVERY_S
-from staleflow.simulation.bounds import find_bounds
+from staleflow.simulation.bounds import SIDES, find_bounds
 from staleflow.simulation.cluster import SimulatedCluster
 from staleflow.simulation.hardware import cluster_settings
-from staleflow.simulation.settings import ClusterSettings
+from staleflow.simulation.settings import ClusterSettings, always_right
 from staleflow.storage.ledger import LedgerWriter
 from staleflow.storage.provenance import provenance
+from staleflow.telemetry.jsonl import JsonlSink
 from staleflow.telemetry.progress import make_progress
 
 INSTANCES_PER_LOOK_S = 1000.0
@@ -59,10 +61,38 @@ def simulate_run(config: Config, *, clean: bool) -> int:
     return say_how_it_ended(config, folder, reason)
 
 
+def simulate_into(folder: Path, config: Config, settings: ClusterSettings, control: Control) -> str:
+    """Simulate `settings`, whatever the config says of machines, into an existing empty folder: config,
+    ledger, journal and rows, without console, report and trace. Returns the finish reason; raises RunFailed.
+    """
+    (folder / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
+    paths = RunPaths(
+        name=folder.name,
+        ledger=folder / "ledger.jsonl",
+        checkpoints=folder,
+        logs=folder,
+        journal=folder / "journal.jsonl",
+    )
+    session = SimulatedSession(config, settings, paths, control)
+    sink = JsonlSink(folder / "metrics.jsonl")
+    try:
+        while True:
+            reason = session.outcome()  # before the look, so that the look after the end misses nothing
+            for row in session.look(0.1)[0]:
+                sink.write(row)
+            if reason is not None:
+                return reason
+    finally:
+        sink.close()
+
+
 class SimulatedSession(ThreadSession):
     """The simulated cluster in a thread."""
 
-    def __init__(self, config: Config, settings: ClusterSettings, paths: RunPaths) -> None:
+    def __init__(
+        self, config: Config, settings: ClusterSettings, paths: RunPaths, control: Control | None = None
+    ) -> None:
+        """`control` None: that of `simulated_control`."""
         start, clock = first_start(opening_record(config)), SimulatedClock()
         look_s = max(LOOK_EVERY_S, settings.instances / INSTANCES_PER_LOOK_S)
         observer = make_observer(
@@ -73,8 +103,9 @@ class SimulatedSession(ThreadSession):
                 look_s=look_s, sample_s=max(1.0, 20 * look_s), double_after=SAMPLES_BEFORE_DOUBLING
             ),
             redraw=time.monotonic,
+            has_rewards=settings.reward is not always_right,
         )
-        control = simulated_control(config, settings, start)
+        control = control or simulated_control(config, settings, start)
         ledger = LedgerWriter(paths.ledger)
         journal = make_journal(paths, start, observer, clock)
 
@@ -133,9 +164,7 @@ def describe(config: Config, settings: ClusterSettings) -> dict[str, Any]:
         "cost_model": asdict(settings.costs),
         "trainer": asdict(settings.trainer),
         "bounds": {
-            "rollout": bounds.rollout,
-            "trainer": bounds.trainer,
-            "latency": bounds.latency,
+            **{side: _finite(bounds.rate(side)) for side in SIDES},
             "binding": bounds.binding,
             "best_running": bounds.best_running,
         },
@@ -157,3 +186,8 @@ def _unless_online(config: Config) -> Config:
         return config
     wandb = telemetry.wandb.model_copy(update={"mode": "disabled"})
     return config.model_copy(update={"telemetry": telemetry.model_copy(update={"wandb": wandb})})
+
+
+def _finite(rate: float) -> float | None:
+    """None for what sets no bound, which JSON could not say."""
+    return rate if math.isfinite(rate) else None

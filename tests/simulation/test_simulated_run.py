@@ -167,6 +167,13 @@ def test_the_report_says_that_it_is_simulated_and_with_what(tmp_path: Path) -> N
     assert rate / figures["bound_share"]["median"] == pytest.approx(bounds[bounds["binding"]])
 
 
+def test_there_are_no_rewards_where_nobody_said_how_many_are_right(tmp_path: Path) -> None:
+    without, drawn = simulated(tmp_path / "a"), simulated(tmp_path / "b", "simulation.solved=0.5")
+    assert all("rollout/reward_mean" not in row for row in rows(without, "train"))
+    assert {row["rollout/filtered_groups"] for row in rows(without, "train")} == {0}
+    assert all(0 < row["rollout/reward_mean"] < 1 for row in rows(drawn, "train"))
+
+
 def test_explain_tells_a_simulated_life(tmp_path: Path) -> None:
     folder = simulated(tmp_path, "simulation.outages=[{at: 3, instance: 0, down_s: 2}]")
     lost = next(
