@@ -87,12 +87,19 @@ def print_result(study: Study, result: Result) -> None:
         console.print(f"- {note}")
 
 
+WIDEST = 8
+"""Columns that a terminal has room for; a wider table is shown on its side."""
+
+
 def _rich(table: Table, kind: Any) -> Any:
     shown = kind(title=table.title, title_justify="left", caption=table.note or None, caption_justify="left")
-    for column in table.columns:
-        shown.add_column(column, justify="right")
-    for row in table.rows:
-        shown.add_row(*(_cell(value) for value in row))
+    lines = [tuple(table.columns), *(tuple(map(_cell, row)) for row in table.rows)]
+    if len(table.columns) > WIDEST:
+        lines = list(zip(*lines, strict=True))
+    for at, column in enumerate(lines[0]):
+        shown.add_column(column, justify="right", no_wrap=at > 0)
+    for line in lines[1:]:
+        shown.add_row(*line)
     return shown
 
 

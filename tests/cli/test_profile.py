@@ -35,8 +35,9 @@ def test_the_default_engine_is_profiled_into_a_file_that_configs_name(tmp_path: 
     target = tmp_path / "costs.json"
     result = call("profile", *SMALL, "--repeats", "1", "--cpu-time", "--output", str(target))
     assert result.exit_code == 0, result.output
-    assert "decode steps, all" in result.stdout
-    assert "few running, short contexts" in result.stdout
+    assert "decode steps" in result.stdout
+    assert "few running" in result.stdout
+    assert "…" not in result.stdout, "no figure is cut off"
     assert f"coordination.cost_model={target}" in result.stdout.replace("\n", "")
     saved = json.loads(target.read_text())
     assert (saved["engine"], saved["model_source"], saved["clock"]) == ("torch", "builtin:sums", "cpu")
