@@ -24,10 +24,12 @@ from rich.table import Table
 
 from staleflow.config import Config
 from staleflow.config.yaml_text import dump
-from staleflow.coordination.policies import effective_bound
 from staleflow.errors import UserError
-from staleflow.runtime.assembly import build_policy
+from staleflow.runtime.launch import opening_record
+from staleflow.runtime.simulated import simulated_control
+from staleflow.runtime.start import first_start
 from staleflow.simulation.bounds import SIDES
+from staleflow.simulation.cluster import SimulatedCluster
 from staleflow.simulation.hardware import cluster_settings
 from staleflow.simulation.planning import (
     ENOUGH,
@@ -42,9 +44,7 @@ from staleflow.simulation.planning import (
     simulated_seconds,
     with_layout,
 )
-from staleflow.simulation.simulate import simulate
 from staleflow.storage.cost_file import check_target
-from staleflow.training.filtering import is_uninformative
 
 MANY_STEPS = 1_000_000
 """More than a short simulation can do: it ends by its time."""
@@ -93,19 +93,13 @@ def simulate_candidate(config: Config, candidate: Candidate) -> Outcome:
     """A short simulation of the config on a candidate's layout, under its policy. Raises UserError or
     RunFailed."""
     config = with_layout(config, candidate.layout)
-    bound = effective_bound(config.coordination.policy, config.staleness.bound)
-    filtered = config.training.dynamic_sampling and config.simulation.solved is not None
-    result = simulate(
-        build_policy(config),
-        cluster_settings(config),
-        bound=bound,
-        batch_size=config.data.batch_size,
-        steps=MANY_STEPS,
-        spare_groups=config.redundancy.groups,
-        group_filter=is_uninformative if filtered else None,
-        max_seconds=simulated_seconds(candidate),
+    config = config.model_copy(update={"run": config.run.model_copy(update={"steps": MANY_STEPS})})
+    opening, settings = opening_record(config), cluster_settings(config)
+    cluster = SimulatedCluster(
+        control=simulated_control(config, settings, first_start(opening)), settings=settings, opening=opening
     )
-    return outcome_of(result, bound)
+    result = cluster.run(max_seconds=simulated_seconds(candidate))
+    return outcome_of(result, opening.bound)
 
 
 def _simulated(config: Config, candidates: Sequence[Candidate], *, budget: int, at_once: int) -> Outcomes:

@@ -15,6 +15,7 @@ buys nothing is not worth having.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -35,6 +36,8 @@ from staleflow.simulation.roofline import Roofline
 ENOUGH = 0.97
 """Share of the best throughput that a smaller η must reach to be chosen: less is within a short run's
 noise."""
+SAME_SPLIT = 0.98
+"""What the promise of a layout is worth after each one of the same split, when the order is found."""
 MEASURED_PERIODS = 4
 """Step periods that a candidate is simulated for after its beginning."""
 SLACK = 1.15
@@ -150,7 +153,9 @@ def find_candidates(config: Config, gpus: int, bounds: Sequence[int]) -> list[Ca
 def _layouts(config: Config, roofline: Roofline, gpus: int, bounds: Sequence[int]) -> list[Layout]:
     policy = config.coordination.policy
     if policy == "one_step" and 0 in bounds:
-        raise UserError("one_step generates one step ahead of training, which η = 0 forbids: plan it with η = 1")
+        raise UserError(
+            "one_step generates one step ahead of training, which η = 0 forbids: plan it with η = 1"
+        )
     bounds = sorted({effective_bound(policy, bound) for bound in bounds})
     parallels = [t for t in roofline.parallels() if _fits(config, roofline, t)]
     if not parallels:
@@ -187,7 +192,7 @@ def _rollout_gpus(gpus: int, parallel: int, training: int, *, colocated: bool) -
     """
     if colocated:  # all of them generate, and all of them train: how they are divided is of no account
         return [] if gpus % parallel or gpus == parallel else [parallel]
-    unit = math.lcm(parallel, min(8, 2 ** int(math.log2(max(1, gpus // 16)))))
+    unit = math.lcm(parallel, min(8, 2 ** int(math.log2(max(1, gpus // 32)))))
     splits = [n for n in range(unit, gpus, unit) if gpus - n >= training]
     return splits or [n for n in range(parallel, gpus, parallel) if gpus - n >= training]
 
@@ -199,7 +204,7 @@ def search(candidates: Sequence[Candidate], simulate: Simulate, *, budget: int, 
     """Simulate at most `budget` candidates, `at_once` in a round: all that could still win, if there are no
     more."""
     waiting: dict[int, list[Candidate]] = {}
-    for candidate in sorted(candidates, key=lambda c: c.rank):
+    for candidate in _in_order(candidates):
         waiting.setdefault(candidate.layout.bound, []).append(candidate)
     outcomes: dict[Layout, Outcome] = {}
     simulated = dict.fromkeys(waiting, 0)
@@ -215,6 +220,21 @@ def search(candidates: Sequence[Candidate], simulate: Simulate, *, budget: int, 
         for candidate, outcome in zip(chosen, simulate(chosen), strict=True):
             outcomes[candidate.layout] = outcome
     return outcomes
+
+
+def _in_order(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Most promising first, those of a split that came before with less and less of their promise.
+
+    Instances of more GPUs change little beside another split, so the few simulations go to different splits.
+    """
+    before: Counter[tuple[int, int]] = Counter()
+    order: list[tuple[tuple[float, ...], Candidate]] = []
+    for candidate in sorted(candidates, key=lambda c: c.rank):
+        split = (candidate.layout.bound, candidate.layout.rollout_gpus)
+        promise, *rest = candidate.rank
+        order.append(((promise * SAME_SPLIT ** before[split], *rest), candidate))
+        before[split] += 1
+    return [candidate for _, candidate in sorted(order, key=lambda pair: pair[0])]
 
 
 def _drop_hopeless(waiting: dict[int, list[Candidate]], outcomes: Outcomes) -> None:

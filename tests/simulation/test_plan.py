@@ -84,8 +84,8 @@ def test_every_split_that_fits_is_a_candidate() -> None:
 
 
 def test_many_gpus_are_divided_in_nodes() -> None:
-    layouts = [c.layout for c in find_candidates(config(), 128, [1])]
-    assert {x.rollout_gpus for x in layouts} == set(range(8, 128, 8))
+    layouts = [c.layout for c in find_candidates(config(), 256, [1])]
+    assert {x.rollout_gpus for x in layouts} == set(range(8, 256, 8))
 
 
 def test_instances_that_are_too_small_for_the_model_are_left_out() -> None:
@@ -172,6 +172,15 @@ def test_a_side_that_is_nearly_as_slow_makes_a_candidate_less_promising() -> Non
     assert even.promise == pytest.approx(100 * 3**-0.25)
     assert uneven.promise == pytest.approx(95.0)
     assert uneven.rank < even.rank
+
+
+def test_another_split_comes_before_another_size_of_instances() -> None:
+    """Of 100 and 99.5 with one split, the second counts 97.5: 99 of another split comes between them."""
+    first, last, between = candidate(1, 1, 100.0), candidate(1, 1, 99.5), candidate(2, 1, 99.0)
+    last = dataclasses.replace(last, layout=dataclasses.replace(last.layout, tensor_parallel=2))
+    simulate = Reaching(0.1)
+    search([last, between, first], simulate, budget=3, at_once=3)
+    assert simulate.rounds == [[1, 2, 1]]
 
 
 def test_the_smallest_staleness_that_is_enough_is_chosen() -> None:
