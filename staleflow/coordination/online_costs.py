@@ -12,8 +12,9 @@ A refit knows two things apart. *How fast* all is shows in any observation: the 
 the median of measured over predicted. *Which part* costs what shows only when load varies: so the scaled
 old model joins the fit as points of little weight, which decide where the observations are silent.
 
-Prefill is learned from pulls that rebuild KV, where it takes most of the time, and only as long as there are
-none from the steps in which trajectories join, where it is lost in the noise.
+Prefill is learned from pulls that rebuild KV, where it takes most of the time, and from the steps in which
+trajectories join, where it is lost in the noise, only as long as there are none, or while that rate exceeds
+what most steps took: prompts that a group shares may be far cheaper to take in than KV is to rebuild.
 """
 
 from __future__ import annotations
@@ -139,8 +140,10 @@ def refitted(model: CostModel, points: Sequence[StepPoint], *, keep_prefill: boo
     ratios = [point.seconds / max(predicted_s(model, point), 1e-12) for point in points]
     old = _scaled(model, median(ratios))
     prior = _asked(old, points)
+    rest = _without(model.prefill, points)
+    keep_prefill = keep_prefill and 2 * len(rest) > len(points)
     if keep_prefill:
-        points, prior = _without(model.prefill, points), _without(old.prefill, prior)
+        points, prior = rest, _without(old.prefill, prior)
     knees = _spread({point.running for point in points}, _KNEES)
     if old.k3 > 0:
         knees.append(old.k2 / old.k3)

@@ -97,6 +97,18 @@ def test_a_machine_that_pauses_now_and_then_does_not_mislead_it() -> None:
     assert grid_error(costs.model) < 0.1
 
 
+def test_prompts_that_are_far_cheaper_to_take_in_than_kv_is_to_rebuild_do_not_hide_the_steps() -> None:
+    """A shared prompt costs next to nothing; at the rate learned from pulls it would exceed every step."""
+    rebuilding = replace(TRUE, prefill=1e-2)
+    points = [
+        StepPoint(running=n, kv_tokens=20.0 * n, seconds=TRUE.step_s(n, 20 * n), prefilled=8.0)
+        for n in range(1, 33)
+    ]
+    found = refitted(rebuilding, points, keep_prefill=True)
+    assert step_error(found, points).mean < 0.1
+    assert refitted(found, points, keep_prefill=True).k2 > 0
+
+
 def test_it_is_judged_before_it_learns() -> None:
     """The first observation is predicted with the start values."""
     costs = OnlineCosts(START_VALUES)
