@@ -40,7 +40,8 @@ class BarrierSynchronization:
     """All instances pull together, between two batches: when nothing is reserved and nothing runs.
 
     An instance that missed that, because its pull was refused, pulls again as long as something waits that
-    needs it: the batch was reserved at the version that it should have.
+    needs it: the batch was reserved at the version that it should have, or some of the batch has no
+    reservation yet, and no instance has a version that it could start under.
     """
 
     def synchronize(self, state: SpeculativeState) -> None:
@@ -58,14 +59,21 @@ class BarrierSynchronization:
         return False
 
     def _catch_up(self, state: SpeculativeState) -> None:
-        reserved = [level for level in state.snapshot.pending.levels() if level is not None]
-        if not reserved:
-            return
+        needed = self._needed(state)
         for instance in list(state.instances.values()):
-            if instance.resident == 0 and instance.version < reserved[0]:
-                state.pull(
-                    instance.instance, f"it missed the barrier: what waits needs version {reserved[0]}"
-                )
+            if needed is not None and instance.resident == 0 and instance.version < needed:
+                state.pull(instance.instance, f"it missed the barrier: what waits needs version {needed}")
+
+    def _needed(self, state: SpeculativeState) -> int | None:
+        """The version that what waits needs first; None: nothing does."""
+        for level in state.snapshot.pending.levels():
+            if level is not None:
+                return level
+            newest = state.snapshot.newest_version
+            versions = {s.version for s in state.instances.values()}
+            if state.admits_fresh(newest) and not any(map(state.admits_fresh, versions)):
+                return newest
+        return None
 
 
 class SelectiveSynchronization:
@@ -74,7 +82,7 @@ class SelectiveSynchronization:
     Unlocked is what waits, may run under the newest version, and finds no room on instances that may take it
     as they are. A pull costs what the instance does not generate meanwhile: T * (pull + prefill of its KV).
     It gains ΔT of the trajectories unlocked, for as long as they are expected to run. An instance with
-    nothing running pulls for nothing, and does so whenever anything waits.
+    nothing running loses nothing, and pulls as soon as any are.
 
     Room is counted in trajectories of typical length, and a long one may not find it. So an instance that
     routing has left idle pulls too, as long as anything is left that it might run then.

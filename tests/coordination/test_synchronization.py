@@ -111,6 +111,20 @@ def test_an_instance_whose_pull_was_refused_at_the_barrier_pulls_again_while_its
     assert synchronized(BarrierSynchronization(), state_of(picture(buffer, ahead, items, newest=3))) == []
 
 
+def test_an_instance_behind_the_barrier_pulls_for_a_group_that_it_cannot_start_and_no_other_can() -> None:
+    """Batch 2 of η = 1: one group is complete, one was filtered, and whoever could replace it is gone."""
+    buffer = StalenessBuffer(bound=1, batch_size=2, next_buffer=2)
+    buffer.reserve("g", 1)
+    buffer.occupy("g")
+    items = waiting(("m", "fresh", None, 10))
+    behind = picture(buffer, [view("i0", 0)], items, newest=1)
+    assert synchronized(BarrierSynchronization(), state_of(behind)) == ["i0"]
+    with_another = picture(buffer, [view("i0", 0), view("i1", 1, running=1)], items, newest=1)
+    assert synchronized(BarrierSynchronization(), state_of(with_another)) == []
+    whole_batch_is_there = state_of(behind, fresh_groups=0)
+    assert synchronized(BarrierSynchronization(), whole_batch_is_there) == []
+
+
 def test_an_idle_instance_pulls_for_a_long_one_that_routing_found_no_room_for_elsewhere() -> None:
     """By typical length, 10, i0 has room for two more; but 20 + 30 tokens and one more for each exceed 50."""
     buffer = StalenessBuffer(bound=0, batch_size=1, next_buffer=1)
