@@ -90,6 +90,7 @@ class InlineBackend:
         self._incarnations: dict[str, int] = {}
         self._messages: list[Message] = []
         self._training: tuple[TrainBatch, bool] | None = None
+        self._training_since = 0.0
         self._polls_left = 0
 
     def start(self) -> None:
@@ -112,7 +113,7 @@ class InlineBackend:
 
     def train(self, batch: TrainBatch, *, hold: bool) -> None:
         """Train `train_polls` polls from now."""
-        self._training = (batch, hold)
+        self._training, self._training_since = (batch, hold), self._clock.now()
         self._polls_left = self._pace.train_polls
 
     def save(self, version: int) -> None:
@@ -213,4 +214,5 @@ class InlineBackend:
         self._publisher.push(result.version, self._trainer.weights())
         if hold:
             self._held[result.version] = self._publisher.hold(result.version)
-        self._messages.append(StepTrained(result=result, update_s=0.0, push_s=0.0))
+        update_s = self._clock.now() - self._training_since
+        self._messages.append(StepTrained(result=result, update_s=update_s, push_s=0.0))

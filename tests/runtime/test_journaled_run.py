@@ -56,6 +56,14 @@ def run(model: Path, tmp_path: Path) -> ToyRun:
     return run
 
 
+def test_an_update_lasts_from_its_batch_to_its_push(run: ToyRun) -> None:
+    """On the virtual clock too, where computing takes no time."""
+    handed_out = {line["step"]: line["t"] for line in journal(run) if line["k"] == "batch"}
+    trained = [line for line in journal(run) if line["k"] == "trained"]
+    assert [line["u"] for line in trained] == pytest.approx([t["t"] - handed_out[t["step"]] for t in trained])
+    assert all(line["u"] > 0 for line in trained)
+
+
 def test_every_record_has_its_time_and_times_never_fall(run: ToyRun) -> None:
     lines = journal(run)
     numbers = [seq for seq, _, _ in read_ledger(run.ledger)]
