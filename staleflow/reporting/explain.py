@@ -118,7 +118,7 @@ def _explain_batch(story: Story, step: StepLife, batch: Consume) -> str:
     groups = [story.groups[g.group] for g in batch.groups if g.group in story.groups]
     late = sorted((g for g in groups if _completed(g) > idle + AT_ONCE_S), key=_completed)
     attempt = f" of attempt {step.attempt}" if step.attempt else ""
-    members = sum(len(group.members) for group in groups)
+    members = sum(len(group.ids) for group in batch.groups)
     lines = [
         f"step {step.step}{attempt}: {_many(len(groups), 'group')}, {_many(members, 'trajectory')}",
         _line(idle, f"weights {step.step} are pushed: the trainer is idle; "
@@ -184,19 +184,17 @@ def _explain_missing(story: Story, step: StepLife) -> str:
     ]
     missing = [g for g in groups if g.occupied_at is None]
     for group in missing[:SHOWN]:
-        unfinished = [life for life in group.lives if life.now.state != "rewarded"]
         states = ", ".join(f"{life.trajectory_id} {_doing(life.now.state, life.now.instance)} for "
-                           f"{story.end - life.now.since:.2f} s" for life in unfinished)  # fmt: skip
+                           f"{story.end - life.now.since:.2f} s" for life in group.unfinished)  # fmt: skip
         version = f"V = {group.version}" if group.version is not None else "not reserved"
         lines.append(f"  group {group.group_id} ({version}): {states or 'all scored'}")
     if len(missing) > SHOWN:
         lines.append(f"  and {_many(len(missing) - SHOWN, 'group')} more")
     counts: dict[str, int] = {}
     for group in missing:
-        for life in group.lives:
-            if life.now.state != "rewarded":
-                doing = _doing(life.now.state, life.now.instance)
-                counts[doing] = counts.get(doing, 0) + 1
+        for life in group.unfinished:
+            doing = _doing(life.now.state, life.now.instance)
+            counts[doing] = counts.get(doing, 0) + 1
     most = max(counts, key=lambda doing: counts[doing], default="")
     how_many = _many(sum(counts.values()), "trajectory")
     held = f"{how_many} missing, {counts[most]} of them {most}" if most else "nothing is under way"

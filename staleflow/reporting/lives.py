@@ -84,6 +84,11 @@ class GroupLife:
         return list(self.members.values())
 
     @property
+    def unfinished(self) -> list[Life]:
+        """Members that are alive and not scored."""
+        return [life for life in self.lives if not life.fate and life.now.state != "rewarded"]
+
+    @property
     def last_rewarded(self) -> Life:
         """The member that was scored last."""
         scored = [life for life in self.lives if life.now.state == "rewarded"]

@@ -72,6 +72,8 @@ class Story(Followed):
                 life.tell(self.end, f"attempt {self.attempt} was over; attempt {line['a']} began with step "
                                     f"{line['step']}, and its prompt is drawn anew")  # fmt: skip
             self._lives.clear()
+            if self._forget:
+                self.groups.clear()
         self.attempt, self.end, self.finished = line["a"], t, ""
         self._versions.clear()
 

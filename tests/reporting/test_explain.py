@@ -312,6 +312,62 @@ def test_a_killed_attempt_leaves_lives_that_the_next_one_voids(tmp_path: Path) -
     assert explain(tmp_path, "g2-m0").splitlines()[0] == "trajectory g2-m0 of group g2, attempt 1"
 
 
+def retried(run: ScriptedRun) -> None:
+    """g-m0-r1 has taken the place of g-m0."""
+    run.journal.pushed(0)
+    run.join("i0")
+    run.draw("g", 1)
+    run.record(Reserve(group="g", version=0, spare=False))
+    run.route("i0", 1, "g-m0", admission=RESERVE_0)
+    run.at(2.0)
+    run.abort("i0", 2, "g-m0", length=30, reason="straggler of step 0: retry")
+    run.journal.resampled("g-m0", "g-m0-r1", "straggler of step 0: retry")
+    run.route("i0", 3, "g-m0-r1")
+    run.at(3.0)
+    run.report("i0", 3, running=1)
+
+
+def test_a_step_does_not_wait_for_one_whose_place_was_taken(tmp_path: Path) -> None:
+    run = ScriptedRun(tmp_path, group_size=1)
+    retried(run)
+    run.close()
+    assert explain(tmp_path, "step 0").splitlines()[2:] == [
+        "  group g (V = 0): g-m0-r1 generating on i0 for 1.00 s",
+        "verdict: step 0 waits: 1 trajectory missing, 1 of them generating on i0.",
+    ]
+
+
+def test_a_batch_counts_the_trajectories_that_are_trained_on(tmp_path: Path) -> None:
+    run = ScriptedRun(tmp_path, group_size=1)
+    retried(run)
+    run.report("i0", 3, finished=(left("g-m0-r1", 20, 0, "stop"),))
+    run.journal.scored("g-m0-r1", 1.0, "ok")
+    run.record(Occupy(group="g"))
+    run.consume(0, ("g", 0), waited=3.0, members=1)
+    run.close()
+    assert explain(tmp_path, "step 0").startswith("step 0: 1 group, 1 trajectory\n")
+
+
+def test_a_step_that_is_waited_for_after_a_resume_waits_for_nobody_of_the_attempt_before(
+    tmp_path: Path,
+) -> None:
+    run = ScriptedRun(tmp_path, group_size=1)
+    two_steps(run)
+    run.resume(0)
+    run.record(Resume(step=0))
+    run.journal.pushed(0)
+    run.join("i0")
+    run.draw("k", 1)
+    run.at(1.0)
+    run.journal.evaluated(0, 0.5)
+    run.close()
+    assert explain(tmp_path, "step 0").splitlines()[1:] == [
+        "  0 groups complete, 1 make a batch",
+        "  group k (not reserved): k-m0 waiting in the trajectory server for 1.00 s",
+        "verdict: step 0 waits: 1 trajectory missing, 1 of them waiting in the trajectory server.",
+    ]
+
+
 def test_what_is_not_there_is_refused_with_the_nearest(moved: ScriptedRun) -> None:
     with pytest.raises(UserError, match=r"no trajectory or group 'g-m7' in .*: give an id such as g-m"):
         explain(moved.folder, "g-m7")
