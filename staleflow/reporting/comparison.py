@@ -79,6 +79,8 @@ def _achieved(run: RunData, n: Headline) -> float | None:
 
 TOKENS = "Generated tokens"
 """The section whose titles are fates of tokens."""
+DROPPED = "Dropped and cut"
+"""The section of which only such lines are shown as have anything to tell."""
 _Row = tuple[str, str, Measure, Callable[[float], str]]
 _SECTIONS: tuple[tuple[str, tuple[_Row, ...]], ...] = (
     ("Throughput", (
@@ -121,6 +123,14 @@ _SECTIONS: tuple[tuple[str, tuple[_Row, ...]], ...] = (
     )),
     (TOKENS, tuple(
         (f"tokens_{fate}_share", fate.replace("_", " "), _fate(fate), _fine) for fate in TOKEN_FATES
+    )),
+    (DROPPED, (
+        ("groups_filtered", "groups filtered", _counted("groups_filtered"), _count),
+        ("groups_failed", "groups failed", _counted("groups_failed"), _count),
+        ("groups_expired", "spare groups expired", _counted("groups_expired"), _count),
+        ("members_aborted", "surplus members aborted", _counted("members_aborted"), _count),
+        ("stragglers_retried", "stragglers sampled anew", _counted("stragglers_retried"), _count),
+        ("stragglers_cut", "stragglers cut", _counted("stragglers_cut"), _count),
     )),
     ("Response length", (
         ("sampled_length_mean", "sampled, mean", _length(0), whole),
@@ -172,7 +182,7 @@ class Line:
 
 
 def compare(groups: Sequence[RunGroup]) -> list[Line]:
-    """Return the lines of figures that any run measured."""
+    """Return the lines of figures that any run measured; of what was dropped, those that are not all 0."""
     lines = []
     for figure in FIGURES:
         values = [
@@ -180,7 +190,7 @@ def compare(groups: Sequence[RunGroup]) -> list[Line]:
             for group in groups
         ]
         spreads = [spread(of_group) for of_group in values]
-        if not any(spreads):
+        if not any(spreads) or (figure.section == DROPPED and not any(s.most for s in spreads if s)):
             continue
         best = _best(spreads) if figure.more_is_better else None
         lines.append(

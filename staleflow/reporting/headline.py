@@ -21,6 +21,12 @@ COUNTS = {
     "interrupts": "coord/interrupt_count",
     "migrations": "coord/migrate_count",
     "preemptions": "rollout/preemptions",
+    "groups_filtered": "rollout/filtered_groups",
+    "groups_failed": "rollout/failed_groups",
+    "groups_expired": "rollout/expired_groups",
+    "members_aborted": "rollout/surplus_members",
+    "stragglers_retried": "rollout/straggler_retried",
+    "stragglers_cut": "rollout/straggler_truncated",
 }
 """What is counted over a run, and the figure of a step that holds it. Migrations are interrupts, too."""
 
