@@ -58,10 +58,8 @@ class Cost:
     cycle_max_ms: float
     report_us: float
     """`Control.handle(Reported)`, mean."""
-    reports_p99_ms: float
-    """The same for all reports of an interval."""
     reports_ms: float
-    """Mean of that."""
+    """The same for all reports of an interval, mean."""
     other_us: float
     """`Control.handle` of any other event, mean."""
     commands: float
@@ -144,7 +142,6 @@ def _summary(
     point: Point, cluster: SyntheticCluster, cold_fill_s: float, routes: int, seen: list[Interval]
 ) -> Cost:
     cycles = sorted(i.cycle_s * 1e3 for i in seen)
-    reports = sorted(i.reports_s * 1e3 for i in seen)
     return Cost(
         instances=point.instances,
         pending=point.pending,
@@ -156,8 +153,7 @@ def _summary(
         cycle_p99_ms=_quantile(cycles, 0.99),
         cycle_max_ms=cycles[-1],
         report_us=1e6 * sum(i.reports_s for i in seen) / sum(i.reports for i in seen),
-        reports_p99_ms=_quantile(reports, 0.99),
-        reports_ms=fmean(reports),
+        reports_ms=fmean(i.reports_s * 1e3 for i in seen),
         other_us=1e6 * sum(i.others_s for i in seen) / max(1, sum(i.others for i in seen)),
         commands=fmean(i.commands for i in seen),
         heap_ms=fmean(settled) if (settled := [i.heap_s * 1e3 for i in seen if i.heap_s]) else 0.0,

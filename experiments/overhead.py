@@ -45,13 +45,13 @@ COLUMNS = (
 def measure_overhead(options: Options) -> Result:
     """All parts, one after the other."""
     load_before = _load()
+    options.say("a real run" if options.run is None else f"the run {options.run}")
+    shares = _run(options)  # first, for it is what may turn out not to be there
     options.say("protocol transitions")
     protocol = _protocol(options)
     options.say("parameter server")
     served = _transfer(options)
     costs = _coordination(options)
-    options.say("a real run" if options.run is None else f"the run {options.run}")
-    shares = _run(options)
     by_instances, by_pending = _by_instances(costs), _by_pending(costs)
     return Result(
         findings=(*protocol, *_control(costs, options), *_growth(by_instances, by_pending), *served, *shares),

@@ -112,3 +112,10 @@ def test_goals_are_judged_for_the_largest_cluster_at_full_size_only() -> None:
         findings = overhead._control(costs, options)
         assert sum(f.goal is not None for f in findings) == judged
         assert all("1,024 instances" in f.name for f in findings if f.goal is not None)
+
+
+def test_a_run_that_is_not_there_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    said: list[str] = []
+    with pytest.raises(UserError, match="is not a folder"):
+        overhead.measure_overhead(overhead.Options(quick=True, run=tmp_path / "none", say=said.append))
+    assert said == [f"the run {tmp_path / 'none'}"]
