@@ -77,9 +77,9 @@ class Routing(Section):
     strategy: Literal["waterfall", "naive"] | None = None
     """waterfall: largest marginal throughput gain; naive: least loaded. Null: what the policy prescribes."""
     mu: float = Field(default=0.3, ge=0, le=1)
-    """μ: a trajectory waits unless its gain is at least this share of its gain on an empty instance."""
+    """μ of waterfall: a trajectory waits for at least this share of its gain on an empty instance."""
     kv_headroom: float = Field(default=0.1, ge=0, lt=1)
-    """Share of a KV cache that routing leaves free, because lengths are only expected ones."""
+    """Share of a KV cache that waterfall and naive leave free, because lengths are only expected ones."""
     max_per_instance: int | None = Field(default=None, ge=1)
     """Most trajectories on an instance under policy strict_queue. Null: rollout.max_running."""
 
@@ -102,7 +102,7 @@ class Migration(Section):
     psi_throughput: float = Field(default=5.0, ge=1)
     """ψ: ratio of the fastest to the slowest instance's throughput above which running ones move."""
     rest_s: float = Field(default=2.0, ge=0)
-    """Seconds after a move in which a trajectory is left alone, whatever it would save."""
+    """Seconds after each Route in which a running trajectory is left alone, whatever a move would save."""
 
 
 class Stragglers(Section):
@@ -127,7 +127,7 @@ class Coordination(Section):
     cost_model: str | None = None
     """File written by `staleflow profile`. Null: start values, refined during the run."""
     refine_costs: bool = True
-    """Fit the cost model anew to what instances report; false: keep the file's."""
+    """Fit the cost model anew to what instances report; false: keep the file's, or the start values."""
     routing: Routing = Routing()
     synchronization: Synchronization = Synchronization()
     migration: Migration = Migration()
