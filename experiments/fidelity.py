@@ -94,6 +94,7 @@ def measure_fidelity(options: Options) -> Result:
         notes=(
             *(c.explanation() for c in comparisons),
             *(note for c in comparisons for note in c.notes),
+            *(_at_the_bound(c) for c in comparisons),
             f"Load average {load_before:.1f} before and {_load():.1f} after, on {os.cpu_count()} cores; "
             "what else ran slows the torch runs down, and unevenly.",
             *(("Quick: few steps, so nothing is judged.",) if options.quick else ()),
@@ -237,6 +238,14 @@ def mean_step_s(run: RunData, costs: CostModel) -> float:
     return costs.step_s(max(1, round(sum(running) / len(running))), 0) if running else 0.0
 
 
+def _at_the_bound(comparison: Comparison) -> str:
+    shares = [staleness(run).get(run.bound or 0, 0.0) for run in (comparison.real, comparison.simulated)]
+    return (
+        f"{comparison.name}: {shares[0]:.0%} of the real and {shares[1]:.0%} of the simulated trajectories "
+        "were as stale as the bound allows; the larger that share, the less the distance of the two says."
+    )
+
+
 def _latencies(name: str, settings: ClusterSettings) -> str:
     trainer = settings.trainer
     return (
@@ -342,12 +351,12 @@ def throughput(run: RunData, *, skip: int = 0) -> float:
 def step_parts(run: RunData) -> dict[str, float]:
     """Mean seconds of a step, by what they went to."""
     steps = max(1, len(run.train))
-    parts = {"the update": total(run.train, "timing_s/update"), "the push": total(run.train, "timing_s/push")}
-    for cause in CAUSES:
-        parts[f"waiting ({cause})"] = total(run.train, f"time/waiting/{cause}_s")
-    seconds = {name: (value or 0.0) / steps for name, value in parts.items()}
+    seconds = {
+        f"waiting ({cause})": (total(run.train, f"time/waiting/{cause}_s") or 0.0) / steps for cause in CAUSES
+    }
     whole = (working_seconds(run) or 0.0) / steps
-    return seconds | {"the way to the trainer and back": max(0.0, whole - sum(seconds.values()))}
+    # A simulated update has the batch's way to the trainer in it, and that of the answer.
+    return seconds | {"the trainer, with the way there and back": max(0.0, whole - sum(seconds.values()))}
 
 
 def decode_speed(run: RunData) -> float:
