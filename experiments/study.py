@@ -67,6 +67,8 @@ class Options:
     """A finished run to look at, where the study needs one. None: it makes one."""
     say: Callable[[str], None]
     """Tell a waiting person what is being done."""
+    folder: Path | None = None
+    """Where its page will be; a study that takes long keeps there what it has finished."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +83,10 @@ class Study:
 STUDIES: dict[str, str] = {
     "overhead": "staleflow.experiments.overhead.OVERHEAD",
     "fidelity": "staleflow.experiments.fidelity.FIDELITY",
+    "throughput": "staleflow.experiments.throughput.THROUGHPUT",
+    "scaling": "staleflow.experiments.scaling.SCALING",
+    "ablation": "staleflow.experiments.ablation.ABLATION",
+    "convergence": "staleflow.experiments.convergence.CONVERGENCE",
 }
 """`staleflow experiment NAME`; a dotted path to a `Study` works too."""
 
