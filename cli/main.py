@@ -207,7 +207,7 @@ def plan(
     ] = None,
     budget: Annotated[
         int, typer.Option("--budget", min=1, help="Most layouts that are simulated; others: bounds only.")
-    ] = 12,
+    ] = 9,
     jobs: Annotated[int, typer.Option("--jobs", min=1, help="Layouts simulated at the same time.")] = 2,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Config file of the choice, to lay over yours.")
