@@ -33,9 +33,9 @@ from staleflow.storage.provenance import provenance
 from staleflow.telemetry.jsonl import JsonlSink
 from staleflow.telemetry.progress import make_progress
 
-INSTANCES_PER_LOOK_S = 1000.0
+INSTANCES_PER_LOOK_S = 250.0
 """Looking at so many instances a simulated second is cheap beside what they do in it."""
-SAMPLES_BEFORE_DOUBLING = 500
+SAMPLES_BEFORE_DOUBLING = 200
 
 
 def simulate_run(config: Config, *, clean: bool) -> int:
