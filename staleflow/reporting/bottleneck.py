@@ -62,6 +62,8 @@ class Setup:
     """What instances and trainer are counted in."""
     shared: bool = False
     """Both sides have all machines in turn."""
+    virtual: bool = False
+    """The run was in one process, in which a step takes as long as its virtual clock says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +90,8 @@ def setup(run: RunData) -> Setup:
     """Read the run's config, or what a simulated run was reckoned with."""
     if run.simulation:
         return _simulated_setup(run)
-    one_machine = _at(run.config, "cluster", "address") is None and "cluster" in run.config
+    virtual = _at(run.config, "cluster", "runtime") == "inline"
+    one_machine = not virtual and "cluster" in run.config and _at(run.config, "cluster", "address") is None
     cores = run.summary.get("run/cpu_cores")
     return Setup(
         policy=_at(run.config, "coordination", "policy"),
@@ -99,6 +102,7 @@ def setup(run: RunData) -> Setup:
         reward_workers=_whole(run.config, "reward", "workers"),
         one_machine=one_machine,
         cores=int(cores) if isinstance(cores, int) else None,
+        virtual=virtual,
     )
 
 

@@ -80,7 +80,9 @@ class RunGroup:
         """What to bear in mind with the verdict; empty where there is nothing."""
         steps = min(n.steps for n in self.numbers)
         short = f"only {steps} step{'' if steps == 1 else 's'}: filling and draining weigh in"
-        return "; ".join(text for text in (self.dissent, short if steps < FEW_STEPS else "") if text)
+        virtual = "on the virtual clock of an inline run, so no measure of this machine"
+        texts = (self.dissent, short if steps < FEW_STEPS else "", virtual if self.setup.virtual else "")
+        return "; ".join(text for text in texts if text)
 
 
 def group_runs(runs: Sequence[RunData]) -> list[RunGroup]:

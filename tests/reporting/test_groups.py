@@ -95,6 +95,13 @@ def test_the_verdict_is_that_of_the_medians_and_dissent_is_told(tmp_path: Path) 
     assert group.remark == f"{group.dissent}; only 1 step: filling and draining weigh in"
 
 
+def test_an_inline_run_s_verdict_says_that_its_clock_is_virtual(tmp_path: Path) -> None:
+    inline = run_of(tmp_path / "a", *STEPS, config="cluster: {runtime: inline}")
+    (group,) = group_runs([inline])
+    assert group.remark.endswith("on the virtual clock of an inline run, so no measure of this machine")
+    assert not group.setup.one_machine
+
+
 def test_spread_is_the_median_and_the_ends_of_what_was_measured() -> None:
     assert spread([3.0, None, 1.0, 10.0]) == Spread(median=3.0, least=1.0, most=10.0)
     assert spread([None, None]) is None
