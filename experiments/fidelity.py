@@ -80,7 +80,6 @@ CONTEXT = 4096
 def measure_fidelity(options: Options) -> Result:
     """Both comparisons."""
     steps = 5 if options.quick else 20
-    load_before = _load()
     with tempfile.TemporaryDirectory(prefix="staleflow-") as name:
         folder = Path(name)
         options.say(f"a scripted run of {steps} steps")
@@ -95,8 +94,8 @@ def measure_fidelity(options: Options) -> Result:
             *(c.explanation() for c in comparisons),
             *(note for c in comparisons for note in c.notes),
             *(_at_the_bound(c) for c in comparisons),
-            f"Load average {load_before:.1f} before and {_load():.1f} after, on {os.cpu_count()} cores; "
-            "what else ran slows the torch runs down, and unevenly.",
+            f"On {os.cpu_count()} cores; what else ran on them is in the load averages, beside the runs' own "
+            "processes.",
             *(("Quick: few steps, so nothing is judged.",) if options.quick else ()),
         ),
     )
@@ -115,19 +114,18 @@ def _scripted(folder: Path, steps: int) -> Comparison:
     costs.write_text(json.dumps({"model": asdict(SCRIPTED_COSTS)}), encoding="utf-8")
     files = (f"rollout.fake.cost_model={costs}", f"coordination.cost_model={costs}")
     source = f"model.source={_longer_model(folder)}"
-    config = _run(folder, "scripted", (*SCRIPTED, *files, source, f"run.steps={steps}"))
+    config, load = _run(folder, "scripted", (*SCRIPTED, *files, source, f"run.steps={steps}"))
     real, recorded = load_run(folder / "scripted"), read_recorded(folder / "scripted")
     settings = cluster_of(config, recorded, learned=Learned.of(recorded, SCRIPTED_COSTS, real))
     simulated = _simulate(folder / "scripted-simulated", config, settings)
-    return Comparison(
-        name="scripted", real=real, simulated=simulated, notes=(_latencies("scripted", settings),)
-    )
+    notes = (_latencies("scripted", settings), f"scripted: load average from {load}.")
+    return Comparison(name="scripted", real=real, simulated=simulated, notes=notes)
 
 
 def _torch(folder: Path, steps: int) -> Comparison:
     overrides = (*TORCH, f"run.steps={steps}")
-    _run(folder, "learned", (*overrides, "run.seed=1"))
-    config = _run(folder, "torch", (*overrides, "run.seed=0"))
+    _, first_load = _run(folder, "learned", (*overrides, "run.seed=1"))
+    config, load = _run(folder, "torch", (*overrides, "run.seed=0"))
     other, recorded = load_run(folder / "learned"), read_recorded(folder / "torch")
     other_recorded = read_recorded(folder / "learned")
     costs = replace(refined_costs(other), pull=other_recorded.pull_s)
@@ -140,18 +138,24 @@ def _torch(folder: Path, steps: int) -> Comparison:
         name="torch",
         real=load_run(folder / "torch"),
         simulated=simulated,
-        notes=(f"torch: the other run's cost model in seconds: {named}.", _latencies("torch", settings)),
+        notes=(
+            f"torch: the other run's cost model in seconds: {named}.",
+            _latencies("torch", settings),
+            f"torch: load average from {first_load} while costs were learned, and from {load} in the run that "
+            "is simulated. Costs learned under one load do not hold under another.",
+        ),
     )
 
 
-def _run(folder: Path, name: str, overrides: Sequence[str]) -> Config:
-    """A real run; returns its config. Raises RunFailed."""
+def _run(folder: Path, name: str, overrides: Sequence[str]) -> tuple[Config, str]:
+    """A real run; returns its config, and the load of the machine before and after. Raises RunFailed."""
+    before = _load()
     arguments = [*overrides, *COMMON, f"run.output_dir={folder}", f"run.name={name}"]
     command = [sys.executable, "-m", "staleflow.cli", "run", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RunFailed(f"the run {name} ended with exit code {done.returncode}: {done.stderr.strip()}")
-    return load_config([], arguments, {})
+    return load_config([], arguments, {}), f"{before:.1f} to {_load():.1f}"
 
 
 def _longer_model(folder: Path) -> Path:
