@@ -141,8 +141,8 @@ def _torch(folder: Path, steps: int) -> Comparison:
         notes=(
             f"torch: the other run's cost model in seconds: {named}.",
             _latencies("torch", settings),
-            f"torch: load average from {first_load} while costs were learned, and from {load} in the run that "
-            "is simulated. Costs learned under one load do not hold under another.",
+            f"torch: load average from {first_load} while costs were learned, and from {load} in the run"
+            " that is simulated. Costs learned under one load do not hold under another.",
         ),
     )
 
