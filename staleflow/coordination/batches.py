@@ -110,15 +110,17 @@ class Batches:
             return 0
         return self._buffer.spare_limit - self._buffer.spare_count
 
-    def rewarded(self, member: Member, event: Rewarded) -> None:
-        """A trajectory was scored; its group may be complete now."""
+    def rewarded(self, member: Member, event: Rewarded) -> bool:
+        """A trajectory was scored. True: its group is complete with that, and training may go on."""
         self._population.to_rewarded(member, event.raw, event.usable, event.token_hash)
         group = self._population.group(member.group_id)
         group.rewarded.append(member.trajectory_id)
         group.usable += member.usable
-        if group.usable == self._settings.group_size or len(group.rewarded) == len(group.members):
-            self._drop_surplus(group)
-            self._judge(group)
+        if group.usable != self._settings.group_size and len(group.rewarded) != len(group.members):
+            return False
+        self._drop_surplus(group)
+        self._judge(group)
+        return True
 
     def pushed(self, version: int) -> None:
         """A weight version is complete in the parameter server."""

@@ -123,10 +123,12 @@ class Control:
         if isinstance(event, Reported):  # most events are; none of them lets training go on by itself
             self._on_report(event.report)
             return self._outbox.take()
+        if isinstance(event, Rewarded):
+            if self._on_rewarded(event):
+                self.batches.advance()
+            return self._outbox.take()
         self.urgent = self.urgent or isinstance(event, _URGENT)
         match event:
-            case Rewarded():
-                self._on_rewarded(event)
             case GroupsDrawn(groups=groups):
                 self.batches.drawn()
                 for drawn in groups:
@@ -287,7 +289,8 @@ class Control:
         acknowledged = self.fleet.report(report)
         if report.running + report.waiting == 0 or report.interrupted:
             self.urgent = True
-        self._running.touch_all(self.population.grow(report.instance, report.lengths), self._now)
+        if report.lengths:
+            self._running.touch_all(self.population.grow(report.instance, report.lengths), self._now)
         for finished in report.finished:
             self._on_finished(finished, report.instance)
         for interrupted in report.interrupted:
@@ -437,7 +440,6 @@ class Control:
             self._external.forget(trajectory_id)
             self.population.to_generated(member, member.length)
 
-    def _on_rewarded(self, event: Rewarded) -> None:
+    def _on_rewarded(self, event: Rewarded) -> bool:
         member = self.population.find(event.trajectory_id)
-        if member is not None:
-            self.batches.rewarded(member, event)
+        return member is not None and self.batches.rewarded(member, event)

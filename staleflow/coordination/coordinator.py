@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from staleflow.coordination.commands import Command
+from staleflow.coordination.kept import Kept
 from staleflow.coordination.migration import MigrationStrategy
 from staleflow.coordination.routing import RoutingStrategy
 from staleflow.coordination.snapshot import InstanceView, Snapshot
@@ -45,28 +46,16 @@ class Coordinator:
         self._synchronization = synchronization
         self._migration = migration
         self._admission = admission
-        self._cache: dict[str, tuple[InstanceView, InstanceState]] = {}
+        self._states: Kept[InstanceView, InstanceState] = Kept()
 
     def step(self, snapshot: Snapshot) -> Decision:
         """Decide on this snapshot. Nothing in it is changed."""
         fresh_groups = self._admission(snapshot) if self._admission is not None else None
-        state = SpeculativeState(snapshot, self._instances(snapshot), fresh_groups)
+        states = dict(self._states.of(snapshot.instances, speculate))
+        state = SpeculativeState(snapshot, states, fresh_groups)
         self._synchronization.synchronize(state)
         self._routing.route(state)
         if self._synchronization.after_routing(state):
             return Decision(commands=tuple(state.commands), wake_at=snapshot.now)
         wake_at = None if state.pulled else self._migration.migrate(state)
         return Decision(commands=tuple(state.commands), wake_at=wake_at)
-
-    def _instances(self, snapshot: Snapshot) -> dict[str, InstanceState]:
-        """Speculative states for this cycle; worked out anew only where the view is another one."""
-        cache = self._cache
-        if len(cache) > len(snapshot.instances):
-            cache = self._cache = {k: v for k, v in cache.items() if k in snapshot.instances}
-        states: dict[str, InstanceState] = {}
-        for name, view in snapshot.instances.items():
-            known = cache.get(name)
-            if known is None or known[0] is not view:
-                cache[name] = known = (view, speculate(view))
-            states[name] = known[1]
-        return states

@@ -61,7 +61,7 @@ class CostModel:
 
     def ideal_gain(self, length: float) -> float:
         """ΔT_ideal: the gain on an empty instance."""
-        return self.throughput(1, length)
+        return self.gain(0, 0.0, length)
 
     def prefill_s(self, tokens: float) -> float:
         """Seconds to build the KV of so many tokens, in which the instance decodes nothing."""

@@ -7,13 +7,13 @@ GUESS_WEIGHT = 16
 MEMORY = 1024
 """So many finished trajectories are remembered, older ones (and the guess) ever less: lengths change as a
 model learns, and a wrong guess must not last."""
+TOLERANCE = 0.02
+"""What is told stays as it is while the mean is not further from it: a mean over so few responses is known no
+better, and what is worked out from it, for every instance, stays good for a while."""
 
 
 class LengthStatistics:
-    """Means over the trajectories that finished lately, with a first guess.
-
-    They are rounded to three digits, so that what is worked out from them stays good for a while.
-    """
+    """Means over the trajectories that finished lately, with a first guess."""
 
     def __init__(self, expected_response: int) -> None:
         """`expected_response`: the guess, in tokens."""
@@ -22,12 +22,22 @@ class LengthStatistics:
         self._squares = float(GUESS_WEIGHT * expected_response**2)
         self._prompts = 0.0
         self._drawn = 0.0
+        self.expected_growth = 0
+        """Mean response length, in tokens."""
+        self.expected_held = 0
+        """Tokens that a running trajectory holds at a random moment: prompt + E[L²] / (2 E[L]).
+
+        Long responses are met more often than they are drawn, for they stay longer; and each is met half
+        way on average (the mean age of renewal theory).
+        """
+        self._tell()
 
     def drawn(self, prompt_length: int) -> None:
         """A group was drawn."""
         keep = 1 - 1 / MEMORY
         self._prompts = keep * self._prompts + prompt_length
         self._drawn = keep * self._drawn + 1
+        self._tell()
 
     def finished(self, response_length: int) -> None:
         """A response is complete."""
@@ -35,23 +45,17 @@ class LengthStatistics:
         self._count = keep * self._count + 1
         self._tokens = keep * self._tokens + response_length
         self._squares = keep * self._squares + response_length**2
+        self._tell()
 
-    @property
-    def expected_growth(self) -> int:
-        """Mean response length, in tokens."""
-        return _rounded(self._tokens / self._count)
-
-    @property
-    def expected_held(self) -> int:
-        """Tokens that a running trajectory holds at a random moment: prompt + E[L²] / (2 E[L]).
-
-        Long responses are met more often than they are drawn, for they stay longer; and each is met half
-        way on average (the mean age of renewal theory).
-        """
+    def _tell(self) -> None:
+        growth = self._tokens / self._count
+        if _is_off(self.expected_growth, growth):
+            self.expected_growth = max(1, round(growth))
         prompt = self._prompts / self._drawn if self._drawn else 0.0
-        return _rounded(prompt + self._squares / (2 * max(1.0, self._tokens)))
+        held = prompt + self._squares / (2 * max(1.0, self._tokens))
+        if _is_off(self.expected_held, held):
+            self.expected_held = max(1, round(held))
 
 
-def _rounded(tokens: float) -> int:
-    """To two digits after the first one: 1,234 is 1,230."""
-    return max(1, round(float(f"{tokens:.3g}")))
+def _is_off(told: int, mean: float) -> bool:
+    return abs(mean - told) > TOLERANCE * told

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from bisect import insort
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Protocol
 
 from staleflow.coordination.commands import Interrupt
+from staleflow.coordination.kept import Kept
 from staleflow.coordination.routing import KV_HEADROOM, has_room
 from staleflow.coordination.snapshot import Resident
 from staleflow.coordination.speculative import InstanceState, SpeculativeState
+
+_waiting, _outstanding = attrgetter("waiting"), attrgetter("outstanding")
 
 MOST_LOOKED_AT = 256
 """Running trajectories that one cycle weighs up; the rest have their turn in later ones."""
@@ -66,6 +70,7 @@ class CostAwareMigration:
 
     def __init__(self, settings: MigrationSettings | None = None) -> None:
         self._settings = settings or MigrationSettings()
+        self._throughputs: Kept[InstanceState, float] = Kept()
 
     def migrate(self, state: SpeculativeState) -> float | None:
         """Order the moves of waiting trajectories; when there are none, those of running ones."""
@@ -76,6 +81,8 @@ class CostAwareMigration:
     # ------------------------------------------------------------------ waiting
 
     def _relieve_queues(self, state: SpeculativeState) -> bool:
+        if not any(map(_waiting, state.instances.values())):
+            return False
         phi = self._settings.phi_wait
         if any(s.resident == 0 for s in state.instances.values()):
             phi = 0  # rather there than waiting here
@@ -110,7 +117,9 @@ class CostAwareMigration:
 
     def _close_gaps(self, state: SpeculativeState) -> float | None:
         costs = state.snapshot.costs
-        throughputs = [costs.throughput(s.running, s.kv_tokens) for s in state.instances.values()]
+        throughputs = self._throughputs.of(
+            state.instances, lambda s: costs.throughput(s.running, s.kv_tokens), costs
+        ).values()
         fastest, slowest = max(throughputs), min(throughputs)
         if fastest == 0 or fastest <= self._settings.psi_throughput * slowest:
             return None
@@ -118,7 +127,7 @@ class CostAwareMigration:
         looked_at = 0
         rested: list[float] = []
         for source in sorted(state.instances.values(), key=lambda s: (-s.running, s.instance)):
-            if source.running < 2:
+            if source.running < 2 or not targets or looked_at == MOST_LOOKED_AT:
                 break  # alone is as fast as it gets
             for resident in self._running(state, source):
                 if not targets or looked_at == MOST_LOOKED_AT:
@@ -171,8 +180,8 @@ class CostAwareMigration:
 
 def _is_under_way(state: SpeculativeState) -> bool:
     """Whether a move ordered earlier has not come back yet."""
-    views = state.snapshot.instances.values()
-    return any(isinstance(c, Interrupt) for view in views for c in view.outstanding)
+    outstanding = filter(None, map(_outstanding, state.snapshot.instances.values()))
+    return any(isinstance(command, Interrupt) for commands in outstanding for command in commands)
 
 
 class _Targets:

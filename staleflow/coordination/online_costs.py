@@ -21,10 +21,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import sqrt
 from operator import mul
 from statistics import median
+from typing import NamedTuple
 
 from staleflow.coordination.cost_fit import StepPoint, fit_steps, gram_matrix, nnls, predicted_s
 from staleflow.coordination.cost_model import CostModel
@@ -51,8 +52,7 @@ _KNEES = 6
 """Places of the knee that a refit tries, beside the old one."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Counters:
+class _Counters(NamedTuple):
     """A report's figures since the incarnation started."""
 
     incarnation: int

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from staleflow.coordination.events import DrawnGroup
 from staleflow.coordination.pending import PendingTrajectories, PendingTrajectory
 from staleflow.errors import ProtocolError
-from staleflow.protocol.lifecycle import TrajectoryState, check_transition
+from staleflow.protocol.lifecycle import TRANSITIONS, TrajectoryState, check_transition
 
 
 class Member:
@@ -211,9 +211,11 @@ class Population:
         return fresh
 
     def _move(self, member: Member, to: TrajectoryState) -> None:
-        check_transition(member.trajectory_id, member.state, to)
-        self._in_state[member.state] -= 1
-        self._in_state[to] += 1
+        before, in_state = member.state, self._in_state
+        if to not in TRANSITIONS[before]:
+            check_transition(member.trajectory_id, before, to)
+        in_state[before] -= 1
+        in_state[to] += 1
         member.state = to
 
     def _left_instance(self, member: Member) -> None:

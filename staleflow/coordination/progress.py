@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections import OrderedDict
 from collections.abc import Iterable
 
 
 class ProgressWatch:
-    """Ids by the time of their last progress, oldest first; each operation is O(1)."""
+    """Ids by the time of their last progress, oldest first; each operation is O(1).
+
+    With an infinite limit nobody is ever late, and none is watched.
+    """
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
@@ -16,11 +20,15 @@ class ProgressWatch:
 
     def touch(self, key: str, now: float) -> None:
         """`key` made progress at `now` (never earlier than the last call's)."""
+        if self._limit_s == math.inf:
+            return
         self._last[key] = now
         self._last.move_to_end(key)
 
     def touch_all(self, keys: Iterable[str], now: float) -> None:
         """All of these made progress."""
+        if self._limit_s == math.inf:
+            return
         last, to_end = self._last, self._last.move_to_end
         for key in keys:
             last[key] = now

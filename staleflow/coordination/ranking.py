@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from heapq import heapify, heappop, heapreplace
 
+from staleflow.coordination.kept import Kept
 from staleflow.coordination.speculative import InstanceState, SpeculativeState
 
 Place = tuple[float, int, str]
@@ -22,17 +23,8 @@ class RankingMemory:
     def __init__(self) -> None:
         self.turn = 0
         self.last_turn: dict[str, int] = {}
-        self._basis: Hashable = None
-        self._places: dict[str, tuple[InstanceState, Place | None]] = {}
-
-    def places(self, basis: Hashable, instances: int) -> dict[str, tuple[InstanceState, Place | None]]:
-        """Places by instance, each good while the state it was worked out from is the same object.
-
-        None of them is when the `basis`, all else that costs and room depend on, has changed.
-        """
-        if basis != self._basis or len(self._places) > 2 * instances:
-            self._basis, self._places = basis, {}
-        return self._places
+        self.places: Kept[InstanceState, tuple[int, Place] | None] = Kept()
+        """With the weight version; None: there is no room."""
 
 
 class Ranking:
@@ -60,21 +52,20 @@ class Ranking:
         self._typical = typical
         self._heaps: dict[int, list[Place]] = {}
         self._admissible: dict[int | None, tuple[int, ...]] = {}
-        known, last_turn, heaps = memory.places(basis, len(state.instances)), memory.last_turn, self._heaps
-        for name, instance in state.instances.items():
-            before = known.get(name)
-            if before is not None and before[0] is instance:
-                place = before[1]
+        last_turn, heaps = memory.last_turn, self._heaps
+
+        def place(instance: InstanceState) -> tuple[int, Place] | None:
+            if not has_room(instance, typical):
+                return None
+            name = instance.instance
+            return instance.version, (cost(instance), last_turn.get(name, 0), name)
+
+        for version, found in filter(None, memory.places.of(state.instances, place, basis).values()):
+            heap = heaps.get(version)
+            if heap is None:
+                heaps[version] = [found]
             else:
-                there = has_room(instance, typical)
-                place = (cost(instance), last_turn.get(name, 0), name) if there else None
-                known[name] = instance, place
-            if place is not None:
-                heap = heaps.get(instance.version)
-                if heap is None:
-                    heaps[instance.version] = [place]
-                else:
-                    heap.append(place)
+                heap.append(found)
         for heap in heaps.values():
             heapify(heap)
 

@@ -45,9 +45,8 @@ class InstanceView(NamedTuple):
     next_seq: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resident:
-    """A trajectory on an instance, as migration sees it."""
+class Resident(NamedTuple):
+    """A trajectory on an instance, as migration sees it. A named tuple, for it looks at many."""
 
     trajectory_id: str
     group_id: str

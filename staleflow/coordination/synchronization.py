@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from operator import attrgetter
 from typing import Protocol
 
 from staleflow.coordination.commands import Route
+from staleflow.coordination.cost_model import CostModel
+from staleflow.coordination.kept import Kept
 from staleflow.coordination.routing import KV_HEADROOM, has_room
 from staleflow.coordination.speculative import InstanceState, SpeculativeState
+
+_version = attrgetter("version")
 
 
 class SynchronizationStrategy(Protocol):
@@ -93,49 +99,65 @@ class SelectiveSynchronization:
         self._recompute = recompute
         self._mu = mu
         self._kv_headroom = kv_headroom
+        self._rooms: Kept[InstanceState, int] = Kept()
+        self._costs: Kept[InstanceState, float] = Kept()
+        self._filled: tuple[tuple[CostModel, int, int], int] | None = None
 
     def synchronize(self, state: SpeculativeState) -> None:
         """Order the Pulls that pay, the cheapest first, until nothing is left to unlock."""
         snapshot = state.snapshot
         newest = snapshot.newest_version
-        if not snapshot.pending or all(s.version >= newest for s in state.instances.values()):
+        if not snapshot.pending or not _any_behind(state):
             return
         work = _Work(state)
         unlocked = work.at(newest)
-        fill = self._fill(state)
+        if unlocked <= 0:
+            return
+        held, fill = self._typical(state)
+        rooms = self._rooms.of(state.instances, lambda s: self._room(s, held, fill), (held, fill))
         behind: list[InstanceState] = []
-        for instance in state.instances.values():
+        for name, instance in state.instances.items():
             if instance.version < newest:
                 behind.append(instance)
             elif unlocked > 0:
-                unlocked -= self._room(state, instance, fill)
+                unlocked -= rooms[name]
         for instance in behind:
             if unlocked <= 0:
                 return
             if instance.resident == 0:
                 state.pull(instance.instance, f"idle, and {unlocked} trajectories wait")
-                unlocked -= self._room(state, instance, fill)
-        self._pull_busy(state, behind, work, unlocked, fill)
+                unlocked -= rooms[instance.instance]
+        busy = [s for s in behind if s.resident and work.at(s.version) < unlocked]
+        if busy:
+            self._pull_busy(state, busy, rooms, work, unlocked)
 
     def _pull_busy(
-        self, state: SpeculativeState, behind: list[InstanceState], work: _Work, unlocked: int, fill: int
+        self,
+        state: SpeculativeState,
+        busy: list[InstanceState],
+        rooms: Mapping[str, int],
+        work: _Work,
+        unlocked: int,
     ) -> None:
         """Let those pull that have trajectories running and little to route under their present version."""
-        busy = [s for s in behind if s.resident and work.at(s.version) < unlocked]
-        for instance in sorted(busy, key=lambda s: (self._cost(state, s), s.version, s.instance)):
+        model = state.snapshot.costs
+        costs = self._costs.of({s.instance: s for s in busy}, lambda s: self._cost(s, model), model)
+        for instance in sorted(busy, key=lambda s: (costs[s.instance], s.version, s.instance)):
             if unlocked <= 0:
                 return
-            room = self._room(state, instance, fill)
+            room, cost = rooms[instance.instance], costs[instance.instance]
             more = min(unlocked, room) - min(work.left(instance.version), room)
             if more <= 0:
                 work.take(instance.version, room)
-            elif (gain := self._gain(state, instance, more)) > (cost := self._cost(state, instance)):
+            elif (gain := self._gain(state, instance, more)) > cost:
                 reason = f"unlocks {more} trajectories: {gain:.4g} tokens for {cost:.4g}"
                 state.pull(instance.instance, reason)
                 unlocked -= room
 
     def after_routing(self, state: SpeculativeState) -> bool:
         """Order a Pull for as many idle instances as there is work left for."""
+        if not _any_behind(state):
+            return False
         newest = state.snapshot.newest_version
         idle = [s for s in state.instances.values() if s.resident == 0 and s.version < newest]
         if not idle:
@@ -145,11 +167,17 @@ class SelectiveSynchronization:
             state.pull(instance.instance, f"idle, and there is no room elsewhere for {left} that wait")
         return left > 0
 
-    def _fill(self, state: SpeculativeState) -> int:
-        """How many trajectories of typical length routing would put on an instance, μ considered."""
+    def _typical(self, state: SpeculativeState) -> tuple[int, int]:
+        """(tokens held, how many trajectories of so many tokens routing would put on an instance)."""
         costs, held = state.snapshot.costs, max(1, state.snapshot.expected_held)
-        least = self._mu * costs.ideal_gain(held)
-        low, high = 1, max((s.max_running for s in state.instances.values()), default=1)
+        most = max((s.max_running for s in state.instances.values()), default=1)
+        if self._filled is None or self._filled[0] != (costs, held, most):
+            self._filled = (costs, held, most), self._fill(costs, held, most)
+        return held, self._filled[1]
+
+    def _fill(self, costs: CostModel, held: int, high: int) -> int:
+        """How many of `held` tokens pay, μ considered; at most `high`."""
+        least, low = self._mu * costs.ideal_gain(held), 1
         while low < high:
             middle = (low + high + 1) // 2
             if costs.gain(middle - 1, (middle - 1) * held, held) >= least:
@@ -158,9 +186,8 @@ class SelectiveSynchronization:
                 high = middle - 1
         return low
 
-    def _room(self, state: SpeculativeState, instance: InstanceState, fill: int) -> int:
+    def _room(self, instance: InstanceState, held: int, fill: int) -> int:
         """Trajectories of typical length that the instance can take."""
-        held = max(1, state.snapshot.expected_held)
         if not has_room(instance, 0, held, self._kv_headroom):
             return 0
         planned = max(instance.kv_tokens, instance.resident * held)
@@ -168,9 +195,8 @@ class SelectiveSynchronization:
         room = min(min(fill, instance.max_running) - instance.resident, int(tokens / held))
         return max(room, 1 if instance.resident == 0 else 0)
 
-    def _cost(self, state: SpeculativeState, instance: InstanceState) -> float:
+    def _cost(self, instance: InstanceState, costs: CostModel) -> float:
         """Tokens that the instance would have generated while it pulls."""
-        costs = state.snapshot.costs
         seconds = costs.pull + (costs.prefill_s(instance.kv_tokens) if self._recompute else 0.0)
         return costs.throughput(instance.running, instance.kv_tokens) * seconds
 
@@ -181,6 +207,11 @@ class SelectiveSynchronization:
         after = costs.throughput(running + more, kv + more * held)
         seconds = state.snapshot.expected_growth * costs.step_s(running + more, kv + more * held)
         return (after - costs.throughput(running, kv)) * seconds
+
+
+def _any_behind(state: SpeculativeState) -> bool:
+    """Whether there are weights for any instance to pull."""
+    return min(map(_version, state.instances.values()), default=0) < state.snapshot.newest_version
 
 
 class _Work:

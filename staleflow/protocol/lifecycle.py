@@ -41,6 +41,8 @@ class TrajectoryState(StrEnum):
     RELEASED = "released"
     """Filtered, aborted, surplus or discarded."""
 
+    __hash__ = str.__hash__  # an enum's own one is a call of Python's, and each transition asks for it
+
 
 _P, _R, _W, _G, _S, _C, _X = TrajectoryState
 TRANSITIONS: dict[TrajectoryState, frozenset[TrajectoryState]] = {

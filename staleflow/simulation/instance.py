@@ -1,13 +1,10 @@
-"""A simulated rollout instance: decoding in closed form, by the rules of `rollout.scheduler`.
+"""A simulated rollout instance: decoding in closed form, commands between two decode steps, and reports.
 
 Invariants:
 
 - it changes only at *boundaries*, the ends of decode steps: a command that arrives in the middle of a step
   is applied at its end, as an engine does it;
-- between two boundaries at which something happens, n trajectories run and nothing else changes, so the time
-  of m steps has a closed form (`pace`), and no step is looked at by itself;
-- who runs, waits and gives way is what `Scheduler` says: before each step there is room for one more token
-  of each; first come, first served; the youngest gives way first and comes back first.
+- a pull takes time, in which nothing is decoded and nothing is told.
 
 Something happens when the first of the running trajectories ends, when the KV cache is full, or when a
 command has arrived. Each of these costs O(log n); a pull, which rebuilds all KV anyway, O(n).
@@ -15,19 +12,18 @@ command has arrived. Each of these costs O(log n); a pull, which rebuilds all KV
 
 from __future__ import annotations
 
-import heapq
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 
 from staleflow.coordination.commands import Abort, Command, Interrupt, Pull, Route
 from staleflow.coordination.cost_model import CostModel
 from staleflow.coordination.reports import InstanceReport, Rejection, TrajectoryReport
 from staleflow.rollout.engine import OnPull
-from staleflow.simulation.pace import Pace
+from staleflow.simulation.decoding import DecodingBatch
 from staleflow.simulation.trajectory import SimulatedTrajectory
 
 
-class SimulatedInstance:
+class SimulatedInstance(DecodingBatch):
     """Give it commands with `deliver`; call `advance` when `next_event` has come, then `take_report`.
 
     `find` returns the trajectory of a Route, None when it was dropped meanwhile; `newest` the newest pushed
@@ -49,46 +45,37 @@ class SimulatedInstance:
         began: float = 0.0,
         slowness: float = 1.0,
     ) -> None:
+        super().__init__(
+            version=version,
+            costs=costs,
+            kv_capacity=kv_capacity,
+            max_running=max_running,
+            began=began,
+            slowness=slowness,
+        )
         self.instance = instance
         self.incarnation = incarnation
-        self.version = version
-        self.kv_capacity = kv_capacity
-        self.max_running = max_running
         self.began = began
-        self.slowness = slowness
-        """Everything takes so many times as long."""
-        self.at = began
-        """The last boundary."""
         self.next_event: float | None = None
         """The boundary at which something happens next; None: only a command can change anything."""
         self.plan = 0
         """Grows whenever `next_event` changes."""
+        self.foreseen = 0
+        """The owner's note: the last plan that it has on its agenda."""
         self.has_news = False
+        self._turned = False
+        """Something left it, was refused, or was ordered but Routes, since the last report."""
+        self._told_empty = True
+        """The last report said that it has nothing to do."""
         self._planned_steps = 0
         self._pulling = False
-        self._costs = costs
         self._on_pull = on_pull
         self._find = find
         self._newest = newest
         self._inbox: deque[tuple[float, Command]] = deque()
         self._new_slowness: deque[tuple[float, float]] = deque()
-        self._running: dict[str, SimulatedTrajectory] = {}  # oldest first
-        self._waiting: OrderedDict[str, SimulatedTrajectory] = OrderedDict()
-        self._ends: list[tuple[int, int, int, SimulatedTrajectory]] = []  # (step, tie, stay, who)
-        self._ties = 0
-        self._kv = 0
-        self._due = 0  # tokens whose KV is built in the next step
         self._acked_seq = 0
         self._revision = 0
-        self.steps = 0
-        self.preemptions = 0
-        self.generated = 0
-        self.running_steps = 0
-        self.kv_token_steps = 0
-        self.prefilled = 0
-        self.busy_s = 0.0
-        self.prefill_s = 0.0
-        """Part of `busy_s`."""
         self.pull_s = 0.0
         self.pulls = 0
         self.rebuilt = 0
@@ -101,26 +88,13 @@ class SimulatedInstance:
         self._aborted: list[str] = []
         self._left: list[SimulatedTrajectory] = []
         self.has_news = False
+        self._told_empty = not self._running and not self._waiting
+        self._turned = False
 
     @property
     def has_urgent_news(self) -> bool:
-        """Something left it, or was refused."""
-        return bool(self._left or self._rejections)
-
-    @property
-    def running(self) -> int:
-        """Trajectories in the batch."""
-        return len(self._running)
-
-    @property
-    def waiting(self) -> int:
-        """Trajectories held that have no KV."""
-        return len(self._waiting)
-
-    @property
-    def kv_tokens(self) -> int:
-        """Tokens in the KV cache at the last boundary."""
-        return self._kv
+        """More than that it does what it was expected to do: decode what was routed to it."""
+        return self.has_news and bool(self._turned or self._told_empty or self._waiting)
 
     # ------------------------------------------------------------------ from outside
 
@@ -148,7 +122,9 @@ class SimulatedInstance:
         now = max(self.at, self.next_event)
         self._decode(self._planned_steps, now)
         if self._ends:
-            self._take_finished()
+            for trajectory in self._take_finished():
+                reason = "length" if trajectory.truncated else "stop"
+                self._finished.append(self._leaves(trajectory, reason))
         if self._inbox or self._new_slowness:
             self._obey()
         self._pulling = self.at > now
@@ -255,92 +231,15 @@ class SimulatedInstance:
         self.plan += 1
         return held
 
-    def _pace(self) -> Pace:
-        costs, n, slowness = self._costs, len(self._running), self.slowness
-        k1, compute = costs.k1, costs.k3 * n
-        floor = costs.k2 if costs.k2 > compute else compute
-        first = (k1 * self._kv + floor + costs.k4) * slowness
-        return Pace(first, k1 * n * slowness, costs.prefill * self._due * slowness)
-
-    # ------------------------------------------------------------------ what happens
-
-    def _decode(self, steps: int, until: float) -> None:
-        """Decode so many steps, the last of which ends at `until`."""
-        if steps:
-            n = len(self._running)
-            self.kv_token_steps += steps * self._kv + n * (steps * (steps - 1) // 2)
-            self.running_steps += n * steps
-            self.generated += n * steps
-            self._kv += n * steps
-            self.steps += steps
-            self.busy_s += until - self.at
-            if self._due:
-                self.prefilled += self._due
-                self.prefill_s += self._costs.prefill * self._due * self.slowness
-                self._due = 0
-        self.at = until
-
-    def _first_end(self) -> int:
-        """Step after which the first of the running trajectories is complete."""
-        ends = self._ends
-        while ends[0][2] != ends[0][3].stay:
-            heapq.heappop(ends)
-        return ends[0][0]
-
-    def _take_finished(self) -> None:
-        ends, step = self._ends, self.steps
-        while ends and (ends[0][0] <= step or ends[0][2] != ends[0][3].stay):
-            _, _, stay, trajectory = heapq.heappop(ends)
-            if stay == trajectory.stay:
-                del self._running[trajectory.trajectory_id]
-                self._drop_kv(trajectory)
-                reason = "length" if trajectory.truncated else "stop"
-                self._finished.append(self._leaves(trajectory, reason))
-
     def _leaves(self, trajectory: SimulatedTrajectory, reason: str | None) -> TrajectoryReport:
         self._left.append(trajectory)
-        self.has_news = True
+        self.has_news = self._turned = True
         return TrajectoryReport(
             trajectory_id=trajectory.trajectory_id,
             length=trajectory.base,
             min_version=trajectory.min_version,
             finish_reason=reason,
         )
-
-    def _drop_kv(self, trajectory: SimulatedTrajectory) -> None:
-        """It leaves the batch."""
-        if trajectory.entered == self.steps:
-            self._due -= trajectory.base  # its KV was still to be built
-        trajectory.fold(self.steps, self.version)
-        trajectory.stay += 1
-        self._kv -= trajectory.base
-
-    def _make_room(self) -> None:
-        running = self._running
-        needed = self._kv + len(running)
-        while needed > self.kv_capacity:
-            identity, youngest = running.popitem()
-            self._drop_kv(youngest)
-            self._waiting[identity] = youngest
-            self._waiting.move_to_end(identity, last=False)
-            needed = self._kv + len(running)
-            self.preemptions += 1
-
-    def _fill(self) -> None:
-        running, waiting = self._running, self._waiting
-        while waiting and len(running) < self.max_running:
-            identity, trajectory = next(iter(waiting.items()))
-            if self._kv + len(running) + trajectory.base + 1 > self.kv_capacity:
-                break
-            del waiting[identity]
-            running[identity] = trajectory
-            trajectory.since = trajectory.entered = self.steps
-            trajectory.stay += 1
-            self._kv += trajectory.base
-            self._due += trajectory.base
-            self._ties += 1
-            end = self.steps + trajectory.target - trajectory.base
-            heapq.heappush(self._ends, (end, self._ties, trajectory.stay, trajectory))
 
     # ------------------------------------------------------------------ commands
 
@@ -351,6 +250,7 @@ class SimulatedInstance:
         inbox = self._inbox
         while inbox and inbox[0][0] <= self.at:
             _, command = inbox.popleft()
+            self._turned = self._turned or not isinstance(command, Route)
             match command:
                 case Route():
                     self._route(command)
@@ -380,6 +280,7 @@ class SimulatedInstance:
             self._waiting[command.trajectory_id] = trajectory
 
     def _reject(self, command: Route, reason: str, *, stale_version: bool = False) -> None:
+        self._turned = True
         self._rejections.append(
             Rejection(
                 seq=command.seq,
@@ -388,13 +289,6 @@ class SimulatedInstance:
                 stale_version=stale_version,
             )
         )
-
-    def _remove(self, identity: str) -> SimulatedTrajectory | None:
-        trajectory = self._running.pop(identity, None)
-        if trajectory is not None:
-            self._drop_kv(trajectory)
-            return trajectory
-        return self._waiting.pop(identity, None)
 
     def _pull(self) -> None:
         newest = self._newest()

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from staleflow.coordination.commands import Abort, Command, Interrupt, Pull, Route
 from staleflow.coordination.reports import InstanceReport
 from staleflow.simulation.instance import SimulatedInstance
 from staleflow.simulation.result import InstanceRow, SimulationResult, StepRow
@@ -13,7 +14,7 @@ from staleflow.simulation.trajectory import SimulatedTrajectory
 
 TOKEN_FATES = ("trained", "filtered", "failed", "aborted", "expired", "discarded", "lost", "in_flight")
 """What becomes of a generated token: the columns of the balance."""
-COMMANDS = ("route", "interrupt", "abort", "pull")
+COMMANDS = (Route, Interrupt, Abort, Pull)
 
 
 @dataclass(slots=True)
@@ -36,7 +37,7 @@ class Measures:
 
     def __init__(self) -> None:
         self.tokens = Counter(dict.fromkeys(TOKEN_FATES, 0))
-        self.commands = Counter(dict.fromkeys(COMMANDS, 0))
+        self.commands: dict[type[Command], int] = dict.fromkeys(COMMANDS, 0)
         self.cycles = 0
         self.resampled = 0
         self.truncated = 0
@@ -125,7 +126,7 @@ class Measures:
             instances=rows,
             tokens={"generated": generated, **tokens},
             staleness=dict(sorted(self._staleness.items())),
-            commands=dict(self.commands),
+            commands={kind.__name__.lower(): count for kind, count in self.commands.items()},
             rejections=self._rejections,
             cycles=self.cycles,
             resampled=self.resampled,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from staleflow.protocol.records import LastBatch, Start
 from staleflow.simulation.cluster import SimulatedCluster
 from staleflow.simulation.result import SimulationResult
 from staleflow.simulation.settings import ClusterSettings
+from staleflow.simulation.watch import Watch
 from staleflow.storage.ledger import LedgerWriter
 
 
@@ -36,14 +38,15 @@ def simulate(
     group_filter: GroupFilter | None = None,
     max_seconds: float | None = None,
     ledger: Path | None = None,
+    watch: Watch | None = None,
 ) -> SimulationResult:
     """Run `steps` training steps of `batch_size` groups under the staleness bound, in simulated time.
 
     `coordinator` must be a fresh one. `costs`: what the coordinator thinks the instances cost (None: exactly
     what they do cost). `spare_groups`: redundant groups at once; redundant members are
     `ClusterSettings.surplus`. `expected_response`: tokens expected of a response before one has been seen
-    (None: a quarter of max_new_tokens, as in a run). `ledger`: a new file for the records. Raises RunFailed
-    when the cluster comes to a stand.
+    (None: a quarter of max_new_tokens, as in a run). `ledger`: a new file for the records. `watch` looks on.
+    Raises RunFailed when the cluster comes to a stand.
     """
     control = Control(
         buffer=StalenessBuffer(bound=bound, batch_size=batch_size, spare_limit=spare_groups),
@@ -63,12 +66,9 @@ def simulate(
         last_batch=last_batch,
         spare_limit=spare_groups,
     )
-    if ledger is None:
-        return SimulatedCluster(control=control, settings=cluster, opening=opening).run(
-            max_seconds=max_seconds
-        )
-    with LedgerWriter(ledger) as writer:
-        run = SimulatedCluster(control=control, settings=cluster, opening=opening, append=writer.append)
+    with LedgerWriter(ledger) if ledger is not None else nullcontext() as writer:
+        append = writer.append if writer is not None else None
+        run = SimulatedCluster(control=control, settings=cluster, opening=opening, append=append, watch=watch)
         return run.run(max_seconds=max_seconds)
 
 
@@ -82,6 +82,7 @@ def simulate_policy(
     tuning: PolicySettings | None = None,
     max_seconds: float | None = None,
     ledger: Path | None = None,
+    watch: Watch | None = None,
 ) -> SimulationResult:
     """`simulate` with a policy by its name, at the bound that it keeps."""
     tuning = replace(tuning or PolicySettings(), recompute=cluster.on_pull == "recompute")
@@ -93,6 +94,7 @@ def simulate_policy(
         steps=steps,
         max_seconds=max_seconds,
         ledger=ledger,
+        watch=watch,
     )
 
 

@@ -82,7 +82,10 @@ class SimulatedTrajectory:
                 runs[-1] = (version, runs[-1][1] + gained)
             else:
                 runs.append((version, gained))
-                self._note_versions()
+                if self.min_version is None or version < self.min_version:
+                    self.min_version = version
+                if self.max_version is None or version > self.max_version:
+                    self.max_version = version
 
     def cut(self, length: int) -> int:
         """Forget all tokens after `length`; returns how many those were."""
@@ -93,9 +96,6 @@ class SimulatedTrajectory:
                 self.runs.append((version, tokens - excess))
             excess -= tokens
         self.base = length
-        self._note_versions()
-        return lost
-
-    def _note_versions(self) -> None:
         versions = [version for version, _ in self.runs]
         self.min_version, self.max_version = min(versions, default=None), max(versions, default=None)
+        return lost

@@ -35,8 +35,7 @@ def after(
     """The next report of an instance that behaves as `true` says; `rebuilt`: it pulled meanwhile."""
     pulled = rebuilt is not None
     seconds = steps * true.step_s(running, kv_tokens) + true.prefill_s(joined)
-    return replace(
-        last,
+    return last._replace(
         revision=last.revision + 1,
         decode_steps=last.decode_steps + steps,
         running_steps=last.running_steps + steps * running,
@@ -176,7 +175,7 @@ def test_a_new_incarnation_is_not_compared_with_the_old_one() -> None:
 def test_an_idle_instance_teaches_nothing() -> None:
     costs = OnlineCosts(START_VALUES)
     for revision in range(3 * FIRST_REFIT):
-        costs.observe(replace(first(), revision=revision, pull_seconds=float(revision)))
+        costs.observe(first()._replace(revision=revision, pull_seconds=float(revision)))
     assert costs.model == START_VALUES
     assert costs.error is None
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from staleflow.coordination.lengths import LengthStatistics
+import pytest
+
+from staleflow.coordination.lengths import TOLERANCE, LengthStatistics
 
 
 def test_before_anything_has_finished_the_guess_holds() -> None:
@@ -16,7 +18,7 @@ def test_the_sixteen_of_the_guess_and_the_sixteen_seen_weigh_about_the_same() ->
     lengths = LengthStatistics(100)
     for _ in range(16):
         lengths.finished(50)
-    assert lengths.expected_growth == 75
+    assert lengths.expected_growth == pytest.approx(75, rel=TOLERANCE)
 
 
 def test_a_running_trajectory_is_a_long_one_half_way() -> None:
@@ -37,4 +39,20 @@ def test_a_wrong_guess_is_forgotten_and_so_are_the_lengths_of_an_earlier_model()
     assert lengths.expected_held <= 12
     for _ in range(16_000):
         lengths.finished(400)
-    assert (lengths.expected_growth, lengths.expected_held) == (400, 200)
+    assert lengths.expected_growth == pytest.approx(400, rel=TOLERANCE)
+    assert lengths.expected_held == pytest.approx(200, rel=TOLERANCE)
+
+
+def test_what_is_told_stays_while_it_is_about_right() -> None:
+    lengths = LengthStatistics(1000)
+    told = []
+    for _ in range(200):
+        lengths.finished(900)
+        lengths.finished(1100)
+        told.append(lengths.expected_growth)
+    assert set(told) == {1000}
+    for _ in range(40):
+        lengths.finished(2000)
+        told.append(lengths.expected_growth)
+    assert told[-1] > 1000
+    assert len(set(told)) < 10

@@ -269,7 +269,7 @@ def test_memory_follows_the_living_trajectories_not_the_length_of_the_run(
     def watched(cluster: SimulatedCluster) -> None:
         cycle(cluster)
         most["trajectories"] = max(most["trajectories"], sum(1 for _ in cluster._store.living()))
-        most["events"] = max(most["events"], len(cluster._heap))
+        most["events"] = max(most["events"], len(cluster._agenda))
 
     monkeypatch.setattr(SimulatedCluster, "_cycle", watched)
     simulate(naive(), dataclasses.replace(SMALL, interval_s=0.5), bound=1, batch_size=5, steps=60)
