@@ -27,9 +27,9 @@ class RunShare:
     instances: float
     """On average."""
     step: float
-    """`Control.cycle`, of wall time."""
+    """`Control.cycle`: CPU seconds, of wall time."""
     handle: float
-    """`Control.handle`, of wall time."""
+    """`Control.handle`: likewise."""
     still: dict[str, float]
     """By kind of command: time that decoding stood still, of the instances' time."""
 

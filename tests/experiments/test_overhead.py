@@ -119,3 +119,15 @@ def test_a_run_that_is_not_there_is_refused_before_anything_is_measured(tmp_path
     with pytest.raises(UserError, match="is not a folder"):
         overhead.measure_overhead(overhead.Options(quick=True, run=tmp_path / "none", say=said.append))
     assert said == [f"the run {tmp_path / 'none'}"]
+
+
+def test_the_goal_for_a_run_is_not_judged_by_the_short_one_of_quick(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("step", "handle", "route", "interrupt", "abort", "pull")
+    folder = run_folder(tmp_path, **{f"coord/{name}_seconds": 0.1 for name in names})
+    share = share_of_run(folder, steps=1)
+    monkeypatch.setattr(overhead.run_share, "share_of_run", lambda *_, **__: share)
+    for quick, run, judged in ((True, None, 0), (True, folder, 1), (False, None, 1)):
+        findings = overhead._run(overhead.Options(quick=quick, run=run, say=print))
+        assert sum(f.goal is not None for f in findings) == judged
