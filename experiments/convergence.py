@@ -18,9 +18,10 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import pairwise, product
 from pathlib import Path
 
 from staleflow.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, RunFailed, UserError
@@ -44,6 +45,15 @@ class Sweep:
     seeds: tuple[int, ...]
     steps: int
     overrides: tuple[str, ...]
+    together: bool = False
+    """Some at the same time: what comes out does not depend on what else the machine does."""
+
+    def parts(self) -> list[Sweep]:
+        """What may be made at the same time."""
+        if not self.together:
+            return [self]
+        pairs = product(self.rates, self.seeds)
+        return [replace(self, rates=(rate,), seeds=(seed,)) for rate, seed in pairs]
 
     def command(self, folder: Path) -> list[str]:
         """`staleflow sweep` that makes these runs in `folder`/name."""
@@ -61,7 +71,7 @@ class Sweep:
 BOUNDS = (0, 1, 2, 3, 10)
 _COMMON = ("training.warmup_steps=5", "telemetry.wandb.mode=disabled", "checkpoint.every=0")
 _VIRTUAL = ("cluster.runtime=inline", "rollout.instances=6", *_COMMON)
-_FULL = ("data.batch_size=12", "evaluation.every=5", "evaluation.prompts=256")
+_FULL = ("data.batch_size=12", "evaluation.every=8", "evaluation.prompts=256")
 FULL = (
     Sweep(
         name="virtual",
@@ -70,6 +80,7 @@ FULL = (
         seeds=(0, 1, 2),
         steps=40,
         overrides=(*_VIRTUAL, *_FULL),
+        together=True,
     ),
     Sweep(name="ray", bounds=BOUNDS, rates=(3e-4,), seeds=(0,), steps=40, overrides=(*_COMMON, *_FULL)),
 )
@@ -81,6 +92,7 @@ QUICK = (
         seeds=(0, 1),
         steps=24,
         overrides=(*_VIRTUAL, "data.batch_size=8", "evaluation.every=6", "evaluation.prompts=128"),
+        together=True,
     ),
 )
 
@@ -94,27 +106,43 @@ def measure_convergence(options: Options) -> Result:
         options.say(
             f"{sweep.size()} runs of {sweep.steps} steps in {folder / sweep.name}; finished ones stay"
         )
-        make_runs(sweep, folder)
+        make_runs(sweep, folder, options.say)
         found.append(read_runs(sweep, folder))
     options.say(f"{sum(map(len, found))} runs are there, after {time.monotonic() - began:,.0f} s")
     return summarise(sweeps, found, quick=options.quick)
 
 
-def make_runs(sweep: Sweep, folder: Path) -> None:
-    """Make those that are not there yet. What they print goes to `folder`/name/output.txt.
+def make_runs(sweep: Sweep, folder: Path, say: Callable[[str], None]) -> None:
+    """Make those that are not there yet. What they print goes to `folder`/name/output-*.txt.
 
     Raises UserError where the sweep was refused, and KeyboardInterrupt where it was stopped. Failed runs are
     found by whoever reads them.
     """
+    parts = sweep.parts()
     (folder / sweep.name).mkdir(parents=True, exist_ok=True)
-    with (folder / sweep.name / "output.txt").open("a", encoding="utf-8") as output:
-        # One thread in each process, as in `make run`: two on a shared core are slower than one.
-        environ = {"OMP_NUM_THREADS": "1", **os.environ}
-        code = subprocess.run(sweep.command(folder), stdout=output, env=environ, check=False).returncode
-    if code == EXIT_INTERRUPTED:
+    with ThreadPoolExecutor(min(len(parts), os.cpu_count() or 1)) as pool:
+        codes = list(pool.map(lambda part: _make_part(part, folder, say), parts))
+    if EXIT_INTERRUPTED in codes:
         raise KeyboardInterrupt
-    if code == EXIT_USER_ERROR:
+    if EXIT_USER_ERROR in codes:
         raise UserError(f"the runs in {folder / sweep.name} cannot be made, see above: name another --run")
+
+
+def _make_part(part: Sweep, folder: Path, say: Callable[[str], None]) -> int:
+    """The exit code of `staleflow sweep`; what it says on standard error is said on."""
+    # One thread in each process, as in `make run`: two on a shared core are slower than one.
+    environ = {"OMP_NUM_THREADS": "1", **os.environ}
+    name = f"output-{'-'.join(map(json.dumps, (*part.rates, *part.seeds)))}.txt"
+    with (
+        (folder / part.name / name).open("a", encoding="utf-8") as output,
+        subprocess.Popen(
+            part.command(folder), stdout=output, stderr=subprocess.PIPE, text=True, env=environ
+        ) as made,
+    ):
+        for line in made.stderr or ():
+            if line.strip():
+                say(line.strip())
+    return made.returncode
 
 
 def read_runs(sweep: Sweep, folder: Path) -> list[RunCurves]:
@@ -127,7 +155,7 @@ def read_runs(sweep: Sweep, folder: Path) -> list[RunCurves]:
             found[run.bound, run.rate, run.seed] = run
     if missing := sorted(wanted - found.keys()):
         told = ", ".join(f"η = {b}, learning rate {r:g}, seed {s}" for b, r, s in missing)
-        raise RunFailed(f"runs are missing in {folder / sweep.name}: {told}; see its output.txt")
+        raise RunFailed(f"runs are missing in {folder / sweep.name}: {told}; see its output-*.txt")
     return [found[key] for key in sorted(wanted)]
 
 
@@ -279,7 +307,7 @@ def _named(runs: Sequence[RunCurves], *, steps: bool = False) -> str:
 
 def _listed(values: Sequence[float]) -> str:
     """As an axis of a sweep; JSON numbers are YAML numbers, exponents included."""
-    return ",".join(json.dumps(value) for value in values)
+    return ",".join(map(json.dumps, values))
 
 
 CONVERGENCE = Study(

@@ -258,10 +258,13 @@ def test_where_synchronous_training_learns_nothing_nothing_can_be_said() -> None
 # ---------------------------------------------------------------------- runs
 
 
-def test_finished_runs_are_not_made_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("together", [False, True])
+def test_finished_runs_are_not_made_again(tmp_path: Path, together: bool) -> None:
     folders = sweep_folder(tmp_path, SMALL)
     before = [{p.name: p.read_bytes() for p in folder.iterdir()} for folder in folders]
-    make_runs(SMALL, tmp_path)
+    said: list[str] = []
+    make_runs(replace(SMALL, together=together), tmp_path, said.append)
+    assert len([line for line in said if line.endswith("done already")]) == 4
     assert [{p.name: p.read_bytes() for p in folder.iterdir()} for folder in folders] == before
     assert [(r.bound, r.seed, r.end) for r in read_runs(SMALL, tmp_path)] == [
         *((0, 0, 0.5), (0, 1, 0.6)),
@@ -269,13 +272,20 @@ def test_finished_runs_are_not_made_again(tmp_path: Path) -> None:
     ]
 
 
-def test_finished_runs_of_another_config_are_not_taken_for_these(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_finished_runs_of_another_config_are_not_taken_for_these(tmp_path: Path) -> None:
     sweep_folder(tmp_path, SMALL)
+    said: list[str] = []
     with pytest.raises(UserError, match="name another --run"):
-        make_runs(replace(SMALL, steps=5), tmp_path)
-    assert "had another run.steps (was 2, now 5)" in capfd.readouterr().err
+        make_runs(replace(SMALL, steps=5), tmp_path, said.append)
+    assert any("had another run.steps (was 2, now 5)" in line for line in said)
+
+
+def test_runs_that_may_be_made_together_are_split_by_learning_rate_and_seed() -> None:
+    sweep = replace(SMALL, rates=(1e-4, 3e-4), together=True)
+    assert [(part.rates, part.seeds) for part in sweep.parts()] == [
+        *(((1e-4,), (0,)), ((1e-4,), (1,)), ((3e-4,), (0,)), ((3e-4,), (1,))),
+    ]
+    assert replace(sweep, together=False).parts() == [replace(sweep, together=False)]
 
 
 def test_a_run_that_is_missing_is_named(tmp_path: Path) -> None:
@@ -298,6 +308,7 @@ def test_the_page_judges_only_at_full_size_and_says_what_happened_to_runs() -> N
     assert any(n.startswith("Quick") for n in quick.notes)
 
 
+@pytest.mark.timeout(300)
 def test_the_study_makes_audits_and_shows_real_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny = (
         "data.batch_size=2",
@@ -316,4 +327,4 @@ def test_the_study_makes_audits_and_shows_real_runs(tmp_path: Path, monkeypatch:
     assert sorted(made.reward) == sorted(made.staleness) == [0, 1]
     assert [f.reached for f in result.findings] == [True]
     assert "η = 0" in result.figures["convergence.svg"]
-    assert len(said) == 2
+    assert any(line.endswith("seed=0: done") for line in said)
