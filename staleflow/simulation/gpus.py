@@ -1,7 +1,7 @@
 """GPUs as data: what a roofline needs to know of one.
 
 Sources: NVIDIA's data sheets (H100 SXM5, H200 SXM, A100 SXM 80 GB). NVIDIA publishes none for the H20; its
-numbers are those that its vendors agree on. FLOPs are dense bfloat16, without the factor 2 of sparsity.
+numbers are those that are commonly quoted. FLOPs are dense bfloat16, without the factor 2 of sparsity.
 NVLink is stated there in both directions together (900 GB/s, A100: 600); half of it is one direction. The
 network is no part of a GPU: 400 Gbit/s for each of them (A100: 200), as in the vendor's own DGX systems.
 """

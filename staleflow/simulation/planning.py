@@ -33,9 +33,9 @@ from staleflow.simulation.hardware import (
 from staleflow.simulation.result import SimulationResult
 from staleflow.simulation.roofline import Roofline
 
-ENOUGH = 0.97
-"""Share of the best throughput that a smaller η must reach to be chosen: less is within a short run's
-noise."""
+ENOUGH = 0.95
+"""Share of the best throughput that a smaller η must reach to be chosen: a few percent are within a short
+run's noise, and no reason for another version of staleness."""
 SAME_SPLIT = 0.98
 """What the promise of a layout is worth after each one of the same split, when the order is found."""
 MEASURED_PERIODS = 4
