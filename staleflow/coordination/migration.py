@@ -14,10 +14,10 @@ from typing import Protocol
 from staleflow.coordination.commands import Interrupt
 from staleflow.coordination.kept import Kept
 from staleflow.coordination.routing import KV_HEADROOM, has_room
-from staleflow.coordination.snapshot import Resident
+from staleflow.coordination.snapshot import InstanceView, Resident
 from staleflow.coordination.speculative import InstanceState, SpeculativeState
 
-_waiting, _outstanding = attrgetter("waiting"), attrgetter("outstanding")
+_waiting = attrgetter("waiting")
 
 MOST_LOOKED_AT = 256
 """Running trajectories that one cycle weighs up; the rest have their turn in later ones."""
@@ -70,11 +70,13 @@ class CostAwareMigration:
 
     def __init__(self, settings: MigrationSettings | None = None) -> None:
         self._settings = settings or MigrationSettings()
+        self._leaving: Kept[InstanceView, bool] = Kept()
         self._throughputs: Kept[InstanceState, float] = Kept()
 
     def migrate(self, state: SpeculativeState) -> float | None:
         """Order the moves of waiting trajectories; when there are none, those of running ones."""
-        if len(state.instances) < 2 or _is_under_way(state) or self._relieve_queues(state):
+        under_way = any(self._leaving.of(state.snapshot.instances, _interrupts).values())
+        if len(state.instances) < 2 or under_way or self._relieve_queues(state):
             return None
         return self._close_gaps(state)
 
@@ -178,10 +180,9 @@ class CostAwareMigration:
         return (gain - loss) * seconds, (stands_still + own) * costs.prefill_s(length)
 
 
-def _is_under_way(state: SpeculativeState) -> bool:
-    """Whether a move ordered earlier has not come back yet."""
-    outstanding = filter(None, map(_outstanding, state.snapshot.instances.values()))
-    return any(isinstance(command, Interrupt) for commands in outstanding for command in commands)
+def _interrupts(view: InstanceView) -> bool:
+    """Whether an Interrupt is on its way."""
+    return any(isinstance(command, Interrupt) for command in view.outstanding)
 
 
 class _Targets:
