@@ -404,7 +404,7 @@ FIGURES: tuple[tuple[str, Measure], ...] = (
 
 
 def _staleness_table(comparisons: Sequence[Comparison]) -> Table:
-    rows = []
+    rows: list[tuple[str | float, ...]] = []
     for comparison in comparisons:
         for kind, run in (("real", comparison.real), ("simulated", comparison.simulated)):
             shares = staleness(run)
