@@ -361,10 +361,16 @@ def experiment(
     from staleflow.experiments.study import Options, load_study
 
     study = load_study(name)
+    folder = output or Path("runs") / f"experiment-{study.name}"
     result = study.script(
-        Options(quick=quick, run=run, say=lambda what: print(f"{study.name}: {what}", file=sys.stderr))
+        Options(
+            quick=quick,
+            run=run,
+            say=lambda what: print(f"{study.name}: {what}", file=sys.stderr),
+            folder=folder,
+        )
     )
-    page = save(study, result, output or Path("runs") / f"experiment-{study.name}")
+    page = save(study, result, folder)
     if as_json:
         print(to_json(study, result))
     else:
