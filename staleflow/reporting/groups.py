@@ -16,6 +16,8 @@ from staleflow.reporting.load import RunData
 from staleflow.reporting.shares import Shares
 
 SEED = "run.seed"
+SIMULATED = "simulated"
+"""Beside the keys of the config: a real run and a simulated one are no siblings."""
 _NAMES = ("run.name", "run.output_dir")
 _WATCHING = "telemetry."
 """Keys under it change what is seen of a run, not the run."""
@@ -81,7 +83,9 @@ class RunGroup:
         steps = min(n.steps for n in self.numbers)
         short = f"only {steps} step{'' if steps == 1 else 's'}: filling and draining weigh in"
         virtual = "on the virtual clock of an inline run, so no measure of this machine"
-        texts = (self.dissent, short if steps < FEW_STEPS else "", virtual if self.setup.virtual else "")
+        simulated = "simulated" if any(run.simulation for run in self.runs) else ""
+        few = short if steps < FEW_STEPS else ""
+        texts = (self.dissent, simulated, few, virtual if self.setup.virtual else "")
         return "; ".join(text for text in texts if text)
 
 
@@ -92,6 +96,8 @@ def group_runs(runs: Sequence[RunData]) -> list[RunGroup]:
         config = flat_config(run.config)
         seed = config.pop(SEED, "")
         own = {k: v for k, v in config.items() if k not in _NAMES and not k.startswith(_WATCHING)}
+        if run.simulation:
+            own[SIMULATED] = "yes"
         for other, members, seeds in found:
             if own and own == other and seed not in seeds:
                 members.append(run)

@@ -174,6 +174,16 @@ def test_there_are_no_rewards_where_nobody_said_how_many_are_right(tmp_path: Pat
     assert all(0 < row["rollout/reward_mean"] < 1 for row in rows(drawn, "train"))
 
 
+def test_a_real_run_and_a_simulated_one_are_no_siblings(tmp_path: Path) -> None:
+    one, other = simulated(tmp_path / "a"), simulated(tmp_path / "b", "run.seed=1")
+    assert len(comparison([one, other])["groups"]) == 1
+    (other / "simulation.json").unlink()
+    groups = comparison([one, other])["groups"]
+    assert [group["keys"] for group in groups] == [{"simulated": "yes"}, {"simulated": "–"}]  # noqa: RUF001
+    assert "simulated" in groups[0]["bottleneck"]["remark"]
+    assert "simulated" not in groups[1]["bottleneck"]["remark"]
+
+
 def test_explain_tells_a_simulated_life(tmp_path: Path) -> None:
     folder = simulated(tmp_path, "simulation.outages=[{at: 3, instance: 0, down_s: 2}]")
     lost = next(
