@@ -338,7 +338,12 @@ def audit(runs: Runs, debug: Debug = False) -> int:
 @says_what_went_wrong
 def experiment(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="overhead, or the dotted path of a Study of your own.")
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="overhead, fidelity, throughput, scaling, ablation, convergence, or the dotted path of a Study "
+            "of your own.",
+        ),
     ],
     quick: Annotated[
         bool, typer.Option("--quick", help="Small sizes: a minute to see that everything works.")
