@@ -39,7 +39,7 @@ class Grid:
 
 FULL = Grid(gpus=(64, 128), bounds=(1, 3), effort=Effort(seeds=3, measured=5, layouts=2, rounds=1))
 QUICK = Grid(
-    gpus=(64,), bounds=(1, 3), effort=Effort(seeds=2, measured=2, layouts=2, rounds=0, tuning_steps=2)
+    gpus=(64,), bounds=(1, 3), effort=Effort(seeds=3, measured=3, layouts=2, rounds=0, tuning_steps=2)
 )
 
 

@@ -41,17 +41,27 @@ class Variation:
 
 
 VARIED_MODEL, VARIED_GPUS, VARIED_BOUND = "qwen2.5-14b", 128, 3
+FASTER_TRAINER = ("simulation.efficiency.training_compute=0.6", "simulation.training.logprob_passes=0")
+SLOWER_ENGINE = (
+    "simulation.efficiency.memory_bandwidth=0.4",
+    "simulation.efficiency.step_overhead_s=0.01",
+)
+SHORT_PROMPTS = "simulation.prompt_tokens=256"
 VARIATIONS = (
     Variation(name="as in the grid", overrides=()),
     Variation(name="a change of phase takes 60 s", overrides=("simulation.latencies.switch_s=60",)),
-    Variation(name="prompts of 256 tokens", overrides=("simulation.prompt_tokens=256",)),
+    Variation(name="prompts of 256 tokens", overrides=(SHORT_PROMPTS,)),
     Variation(
         name="shorter responses, heavier tail: median 2,048, sigma 1.2",
         overrides=("simulation.lengths.median=2048", "simulation.lengths.sigma=1.2"),
     ),
+    Variation(name="a faster trainer: 60 % of the FLOPs, no log-prob pass", overrides=FASTER_TRAINER),
     Variation(
-        name="a faster trainer: 60 % of the FLOPs, no log-prob pass",
-        overrides=("simulation.efficiency.training_compute=0.6", "simulation.training.logprob_passes=0"),
+        name="a slower engine: 40 % of the memory bandwidth, 10 ms a decode step", overrides=SLOWER_ENGINE
+    ),
+    Variation(
+        name="faster trainer, slower engine, prompts of 256",
+        overrides=(*FASTER_TRAINER, *SLOWER_ENGINE, SHORT_PROMPTS),
     ),
     Variation(name="H100 GPUs", overrides=("simulation.gpu=H100",)),
 )
@@ -79,12 +89,12 @@ FULL = Grid(
     varied_effort=Effort(seeds=3, measured=4, layouts=2, rounds=1),
 )
 QUICK = Grid(
-    models=("qwen2.5-14b",),
+    models=("qwen2.5-14b", "qwen3-30b-a3b"),
     gpus=(128,),
     bounds=(1, 3),
-    effort=Effort(seeds=2, measured=2, layouts=2, rounds=0, tuning_steps=2, caps=QUICK_CAPS),
-    variations=(VARIATIONS[0], VARIATIONS[3]),
-    varied_effort=Effort(seeds=2, measured=2, layouts=2, rounds=0, tuning_steps=2, caps=QUICK_CAPS),
+    effort=Effort(seeds=3, measured=3, layouts=2, rounds=0, tuning_steps=2, caps=QUICK_CAPS),
+    variations=(VARIATIONS[0], VARIATIONS[6]),
+    varied_effort=Effort(seeds=3, measured=3, layouts=2, rounds=0, tuning_steps=2, caps=QUICK_CAPS),
 )
 
 
@@ -192,8 +202,9 @@ def _findings(every: Sequence[Place], at: At, *, quick: bool) -> list[Finding]:
     findings = []
     for baseline in BASELINES:
         gains = [gain(at, place, baseline.system).median for place in every]
-        best = every[gains.index(max(gains))]
         for name, value, index in (("mean", fmean(gains), 0), ("best", max(gains), 1)):
+            where = [] if index == 0 else [_named(every[gains.index(value)])]
+            paper = [] if baseline.paper is None else [f"the paper: {baseline.paper[index]}x"]
             findings.append(
                 Finding(
                     name=f"staleflow over {baseline.system.name}, {name} of {len(every)} settings",
@@ -201,7 +212,7 @@ def _findings(every: Sequence[Place], at: At, *, quick: bool) -> list[Finding]:
                     unit="x",
                     goal=None if quick or baseline.goal is None else baseline.goal[index],
                     wanted="at least",
-                    note=f"the paper: {baseline.paper[index]}x" if baseline.paper else "",
+                    note="; ".join([*paper, *where]),
                 )
             )
         findings.append(
@@ -209,7 +220,7 @@ def _findings(every: Sequence[Place], at: At, *, quick: bool) -> list[Finding]:
                 name=f"staleflow over {baseline.system.name}, least",
                 value=min(gains),
                 unit="x",
-                note=f"best: {best[0]} on {best[1]}, η = {best[2]}",
+                note=_named(every[gains.index(min(gains))]),
             )
         )
     for name, values in (
@@ -234,6 +245,10 @@ def _findings(every: Sequence[Place], at: At, *, quick: bool) -> list[Finding]:
         )
     )
     return findings
+
+
+def _named(place: Place) -> str:
+    return f"{place[0]} on {place[1]}, η = {place[2]}"
 
 
 def _of_bound(outcome: Outcome) -> float:
