@@ -38,9 +38,7 @@ class Grid:
 
 
 FULL = Grid(gpus=(64, 128), bounds=(1, 3), effort=Effort(seeds=3, measured=5, layouts=2, rounds=1))
-QUICK = Grid(
-    gpus=(64,), bounds=(1, 3), effort=Effort(seeds=3, measured=3, layouts=2, rounds=0, tuning_steps=2)
-)
+QUICK = Grid(gpus=(64,), bounds=(1, 3), effort=Effort(seeds=3, measured=4, layouts=2, rounds=0))
 
 
 def measure_ablation(options: Options) -> Result:
@@ -99,7 +97,8 @@ def summarise(grid: Grid, found: Mapping[Cell, Outcome], *, quick: bool) -> Resu
             "Where a variant is as fast as the whole, within the spread of its seeds, it buys nothing.",
             LENGTH_NOTE,
             HARDWARE_NOTE,
-            f"{grid.effort.seeds} seeds; {grid.effort.measured} steps after the first η + 2 count.",
+            f"{grid.effort.seeds} seeds; {grid.effort.measured} steps or more count after the first η + 2, "
+            f"in whole rounds of η + 1: from empty buffers batches come in bursts of so many.",
             *(("Quick: one size of cluster, fewer seeds and steps.",) if quick else ()),
         ),
     )

@@ -65,7 +65,7 @@ class Effort:
 
     seeds: int
     measured: int
-    """Steps of a run that count; η + 2 before them do not."""
+    """Steps of a run that count, at least: whole rounds of η + 1; η + 2 before them do not."""
     layouts: int
     """Tried first, each with another number of GPUs an instance."""
     rounds: int
@@ -241,5 +241,14 @@ def _point(c: Cell, candidate: Candidate, cap: int | None, seed: int, measured: 
             f"run.seed={seed}",
         ),
         skip=c.bound + 2,
-        measured=measured,
+        measured=whole_rounds(measured, c.bound),
     )
+
+
+def whole_rounds(steps: int, bound: int) -> int:
+    """At least so many steps, a multiple of η + 1.
+
+    Buffers are empty at the start, so batches come in bursts of η + 1, and may do so for long: part of a burst
+    would be measured as faster, or slower, than the policy is.
+    """
+    return -(-steps // (bound + 1)) * (bound + 1)

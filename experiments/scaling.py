@@ -74,7 +74,7 @@ QUICK_AXES = tuple(
     for axis, first in zip(AXES, (0, 0, 0), strict=True)
 )
 FULL_EFFORT = Effort(seeds=3, measured=4, layouts=2, rounds=1)
-QUICK_EFFORT = Effort(seeds=2, measured=3, layouts=1, rounds=0, tuning_steps=2, caps=QUICK_CAPS)
+QUICK_EFFORT = Effort(seeds=2, measured=3, layouts=1, rounds=0, caps=QUICK_CAPS)
 
 
 def measure_scaling(options: Options) -> Result:
@@ -115,7 +115,8 @@ def summarise(axes: Sequence[Axis], found: Mapping[Cell, Outcome], effort: Effor
             SYSTEM_NOTE,
             LENGTH_NOTE,
             HARDWARE_NOTE,
-            f"{effort.seeds} seeds; {effort.measured} steps after the first η + 2 count.",
+            f"{effort.seeds} seeds; {effort.measured} steps or more count after the first η + 2, in whole "
+            f"rounds of η + 1: from empty buffers batches come in bursts of so many.",
             *(("Quick: the ends of each axis only, and little tuning.",) if quick else ()),
         ),
     )

@@ -92,9 +92,9 @@ QUICK = Grid(
     models=("qwen2.5-14b", "qwen3-30b-a3b"),
     gpus=(128,),
     bounds=(1, 3),
-    effort=Effort(seeds=3, measured=3, layouts=2, rounds=0, tuning_steps=2, caps=QUICK_CAPS),
+    effort=Effort(seeds=3, measured=4, layouts=2, rounds=0, caps=QUICK_CAPS),
     variations=(VARIATIONS[0], VARIATIONS[6]),
-    varied_effort=Effort(seeds=3, measured=3, layouts=2, rounds=0, tuning_steps=2, caps=QUICK_CAPS),
+    varied_effort=Effort(seeds=3, measured=4, layouts=2, rounds=0, caps=QUICK_CAPS),
 )
 
 
@@ -401,7 +401,8 @@ def _notes(grid: Grid, every: Sequence[Place], at: At, quick: bool) -> tuple[str
         "few FLOPs beside its bandwidth, and in either system training takes GPUs away from generation. "
         "Over synchronous training on divided GPUs the ratio is far larger, because there one side always "
         f"waits for the other. The binding side of staleflow's layouts: {counted} of {len(every)} settings.",
-        f"{grid.effort.seeds} seeds; {grid.effort.measured} steps after the first η + 2 count.",
+        f"{grid.effort.seeds} seeds; {grid.effort.measured} steps or more count after the first η + 2, in "
+        f"whole rounds of η + 1: from empty buffers batches come in bursts of so many.",
         *(
             ("Quick: fewer models, sizes, seeds and steps, and little tuning; nothing is judged by it.",)
             if quick
