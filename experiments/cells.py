@@ -248,7 +248,7 @@ def _point(c: Cell, candidate: Candidate, cap: int | None, seed: int, measured: 
 def whole_rounds(steps: int, bound: int) -> int:
     """At least so many steps, a multiple of η + 1.
 
-    Buffers are empty at the start, so batches come in bursts of η + 1, and may do so for long: part of a burst
-    would be measured as faster, or slower, than the policy is.
+    Buffers are empty at the start, so batches come in bursts of η + 1, and may do so for long: part of a
+    burst would be measured as faster, or slower, than the policy is.
     """
     return -(-steps // (bound + 1)) * (bound + 1)
