@@ -39,6 +39,7 @@ METRICS: Mapping[str, str] = {
             "prompt_lengths",
             "reward",
             "coord",
+            "time",
             "timing_s",
             "tokens",
         )
