@@ -92,9 +92,9 @@ QUICK = Grid(
     models=("qwen2.5-14b", "qwen3-30b-a3b"),
     gpus=(128,),
     bounds=(1, 3),
-    effort=Effort(seeds=3, measured=4, layouts=2, rounds=0, caps=QUICK_CAPS),
+    effort=Effort(seeds=3, measured=4, layouts=1, rounds=1, caps=QUICK_CAPS),
     variations=(VARIATIONS[0], VARIATIONS[6]),
-    varied_effort=Effort(seeds=3, measured=4, layouts=2, rounds=0, caps=QUICK_CAPS),
+    varied_effort=Effort(seeds=3, measured=4, layouts=1, rounds=1, caps=QUICK_CAPS),
 )
 
 
@@ -391,16 +391,19 @@ def _notes(grid: Grid, every: Sequence[Place], at: At, quick: bool) -> tuple[str
         SYSTEM_NOTE,
         LENGTH_NOTE,
         HARDWARE_NOTE,
-        "Tuning: for every system the layouts that the bounds promise most of, each with another number of "
-        "GPUs an instance, are simulated shortly, then the neighbours of the best, a sixteenth of the GPUs "
-        "away, with a seed that is not measured; `strict_queue` has its cap tuned too. μ, φ and ψ of "
-        "staleflow are the defaults.",
+        f"Tuning, for every system the same: the {grid.effort.layouts} layouts that the bounds promise "
+        f"most of, "
+        "each with another number of GPUs an instance, are simulated shortly, with a seed that is not "
+        "measured; "
+        f"then {grid.effort.rounds} times the neighbours of the best, a sixteenth of the GPUs more and "
+        f"fewer to "
+        "generate with; then the cap of `strict_queue`. μ, φ and ψ of staleflow are the defaults.",
         f"Why the ratio to sync is what it is. An asynchronous system hides the shorter phase behind the "
         f"longer one and saves the wait for the longest responses; it does not make training cheaper. "
         f"Training takes {min(training):.0%} to {max(training):.0%} of a step of sync here, for an H20 has "
         "few FLOPs beside its bandwidth, and in either system training takes GPUs away from generation. "
         "Over synchronous training on divided GPUs the ratio is far larger, because there one side always "
-        f"waits for the other. The binding side of staleflow's layouts: {counted} of {len(every)} settings.",
+        f"waits for the other. The least bound of staleflow's layouts: {counted} of {len(every)} settings.",
         f"{grid.effort.seeds} seeds; {grid.effort.measured} steps or more count after the first η + 2, in "
         f"whole rounds of η + 1: from empty buffers batches come in bursts of so many.",
         *(
