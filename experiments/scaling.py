@@ -74,7 +74,7 @@ QUICK_AXES = tuple(
     for axis, first in zip(AXES, (0, 0, 0), strict=True)
 )
 FULL_EFFORT = Effort(seeds=3, measured=4, layouts=2, rounds=1)
-QUICK_EFFORT = Effort(seeds=2, measured=3, layouts=1, rounds=0, caps=QUICK_CAPS)
+QUICK_EFFORT = Effort(seeds=2, measured=3, layouts=1, rounds=0, caps=QUICK_CAPS[1:])
 
 
 def measure_scaling(options: Options) -> Result:
