@@ -5,10 +5,11 @@ again, so a study that was interrupted goes on; the page is made of what the run
 
 Which clock. On a machine where rollout and training share two cores, how old the data are is decided by what
 the cores have left, and a model that collapses even makes its own data young: nearly all of its groups are
-filtered, rollout becomes the bottleneck, and the buffers run empty. So the runs that are compared share one
-process and a virtual clock, on which rollout is fast enough to fill every buffer: each bound then shows the
-oldest data that it allows, and the same command gives the same curves. Model, rollout, rewards, protocol,
-coordination and training are those of any run. Runs on Ray, one for each bound, stand beside them.
+filtered, rollout becomes the bottleneck, and the buffers run empty. So the parts of a run that is compared
+share one process and a virtual clock, on which rollout is fast enough to fill the buffers: each bound then
+shows about the oldest data that it allows, and the same command gives the same curves. Model, rollout,
+rewards, protocol, coordination and training are those of any run. Two runs on Ray, of the least and the
+largest bound, stand beside them.
 """
 
 from __future__ import annotations
@@ -49,11 +50,19 @@ class Sweep:
     """Some at the same time: what comes out does not depend on what else the machine does."""
 
     def parts(self) -> list[Sweep]:
-        """What may be made at the same time."""
+        """What may be made at the same time, each in a folder of its own."""
         if not self.together:
             return [self]
-        pairs = product(self.rates, self.seeds)
-        return [replace(self, rates=(rate,), seeds=(seed,)) for rate, seed in pairs]
+        return [
+            replace(
+                self,
+                name=f"{self.name}/{_listed((rate, seed))}",
+                rates=(rate,),
+                seeds=(seed,),
+                together=False,
+            )
+            for rate, seed in product(self.rates, self.seeds)
+        ]
 
     def command(self, folder: Path) -> list[str]:
         """`staleflow sweep` that makes these runs in `folder`/name."""
@@ -71,18 +80,18 @@ class Sweep:
 BOUNDS = (0, 1, 2, 3, 10)
 _COMMON = ("training.warmup_steps=5", "telemetry.wandb.mode=disabled", "checkpoint.every=0")
 _VIRTUAL = ("cluster.runtime=inline", "rollout.instances=6", *_COMMON)
-_FULL = ("data.batch_size=12", "evaluation.every=8", "evaluation.prompts=256")
+_FULL = ("data.batch_size=12", "evaluation.every=8", "evaluation.prompts=128")
 FULL = (
     Sweep(
         name="virtual",
         bounds=BOUNDS,
-        rates=(1.5e-4, 3e-4),
+        rates=(8e-5, 1.5e-4),
         seeds=(0, 1, 2),
         steps=40,
         overrides=(*_VIRTUAL, *_FULL),
         together=True,
     ),
-    Sweep(name="ray", bounds=BOUNDS, rates=(3e-4,), seeds=(0,), steps=40, overrides=(*_COMMON, *_FULL)),
+    Sweep(name="ray", bounds=(0, 10), rates=(1.5e-4,), seeds=(0,), steps=40, overrides=(*_COMMON, *_FULL)),
 )
 QUICK = (
     Sweep(
@@ -113,13 +122,12 @@ def measure_convergence(options: Options) -> Result:
 
 
 def make_runs(sweep: Sweep, folder: Path, say: Callable[[str], None]) -> None:
-    """Make those that are not there yet. What they print goes to `folder`/name/output-*.txt.
+    """Make those that are not there yet. What each part prints goes to its output.txt.
 
     Raises UserError where the sweep was refused, and KeyboardInterrupt where it was stopped. Failed runs are
     found by whoever reads them.
     """
     parts = sweep.parts()
-    (folder / sweep.name).mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(min(len(parts), os.cpu_count() or 1)) as pool:
         codes = list(pool.map(lambda part: _make_part(part, folder, say), parts))
     if EXIT_INTERRUPTED in codes:
@@ -132,9 +140,9 @@ def _make_part(part: Sweep, folder: Path, say: Callable[[str], None]) -> int:
     """The exit code of `staleflow sweep`; what it says on standard error is said on."""
     # One thread in each process, as in `make run`: two on a shared core are slower than one.
     environ = {"OMP_NUM_THREADS": "1", **os.environ}
-    name = f"output-{'-'.join(map(json.dumps, (*part.rates, *part.seeds)))}.txt"
+    (folder / part.name).mkdir(parents=True, exist_ok=True)
     with (
-        (folder / part.name / name).open("a", encoding="utf-8") as output,
+        (folder / part.name / "output.txt").open("a", encoding="utf-8") as output,
         subprocess.Popen(
             part.command(folder), stdout=output, stderr=subprocess.PIPE, text=True, env=environ
         ) as made,
@@ -149,13 +157,13 @@ def read_runs(sweep: Sweep, folder: Path) -> list[RunCurves]:
     """All runs of the sweep. Raises RunFailed, naming what is missing."""
     wanted = {(b, r, s) for b in sweep.bounds for r in sweep.rates for s in sweep.seeds}
     found = {}
-    for path in sorted((folder / sweep.name).iterdir()):
-        if (path / "metrics.jsonl").is_file():
-            run = read_run(path)
+    for part in sweep.parts():
+        for metrics in sorted((folder / part.name).glob("*/metrics.jsonl")):
+            run = read_run(metrics.parent)
             found[run.bound, run.rate, run.seed] = run
     if missing := sorted(wanted - found.keys()):
         told = ", ".join(f"η = {b}, learning rate {r:g}, seed {s}" for b, r, s in missing)
-        raise RunFailed(f"runs are missing in {folder / sweep.name}: {told}; see its output-*.txt")
+        raise RunFailed(f"runs are missing in {folder / sweep.name}: {told}; see output.txt there")
     return [found[key] for key in sorted(wanted)]
 
 

@@ -18,7 +18,7 @@ from typing import Literal
 from staleflow.experiments.curves import Setting
 
 MARGIN = 0.05
-"""Accuracy. Twice the standard error of the difference of two medians over a few hundred prompts, about."""
+"""Accuracy. About what one evaluation on a hundred prompts is off by."""
 COLLAPSED = 0.5
 """Half of what the initial weights could do is lost: no dip that noise would explain."""
 

@@ -72,16 +72,17 @@ def sweep_folder(output: Path, sweep: Sweep) -> list[Path]:
     """Its runs, finished, as `staleflow sweep` would have left them."""
     return [
         run_folder(
-            output / sweep.name / f"eta={bound},learning_rate=0.00015,seed={seed}",
-            *sweep.overrides,
-            f"run.steps={sweep.steps}",
+            output / part.name / f"eta={bound},learning_rate=0.00015,seed={seed}",
+            *part.overrides,
+            f"run.steps={part.steps}",
             f"staleness.bound={bound}",
             f"run.seed={seed}",
             "training.learning_rate=1.5e-4",
             accuracies={0: 0.4, 2: 0.5 + 0.1 * seed},
         )
-        for bound in sweep.bounds
-        for seed in sweep.seeds
+        for part in sweep.parts()
+        for bound in part.bounds
+        for seed in part.seeds
     ]
 
 
@@ -260,13 +261,14 @@ def test_where_synchronous_training_learns_nothing_nothing_can_be_said() -> None
 
 @pytest.mark.parametrize("together", [False, True])
 def test_finished_runs_are_not_made_again(tmp_path: Path, together: bool) -> None:
-    folders = sweep_folder(tmp_path, SMALL)
+    sweep = replace(SMALL, together=together)
+    folders = sweep_folder(tmp_path, sweep)
     before = [{p.name: p.read_bytes() for p in folder.iterdir()} for folder in folders]
     said: list[str] = []
-    make_runs(replace(SMALL, together=together), tmp_path, said.append)
+    make_runs(sweep, tmp_path, said.append)
     assert len([line for line in said if line.endswith("done already")]) == 4
     assert [{p.name: p.read_bytes() for p in folder.iterdir()} for folder in folders] == before
-    assert [(r.bound, r.seed, r.end) for r in read_runs(SMALL, tmp_path)] == [
+    assert [(r.bound, r.seed, r.end) for r in read_runs(sweep, tmp_path)] == [
         *((0, 0, 0.5), (0, 1, 0.6)),
         *((3, 0, 0.5), (3, 1, 0.6)),
     ]
@@ -282,9 +284,9 @@ def test_finished_runs_of_another_config_are_not_taken_for_these(tmp_path: Path)
 
 def test_runs_that_may_be_made_together_are_split_by_learning_rate_and_seed() -> None:
     sweep = replace(SMALL, rates=(1e-4, 3e-4), together=True)
-    assert [(part.rates, part.seeds) for part in sweep.parts()] == [
-        *(((1e-4,), (0,)), ((1e-4,), (1,)), ((3e-4,), (0,)), ((3e-4,), (1,))),
-    ]
+    parts = sweep.parts()
+    assert [(p.rates, p.seeds) for p in parts] == [((r,), (s,)) for r in (1e-4, 3e-4) for s in (0, 1)]
+    assert len({p.name for p in parts}) == 4
     assert replace(sweep, together=False).parts() == [replace(sweep, together=False)]
 
 
