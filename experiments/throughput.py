@@ -92,9 +92,9 @@ QUICK = Grid(
     models=("qwen2.5-14b", "qwen3-30b-a3b"),
     gpus=(128,),
     bounds=(1, 3),
-    effort=Effort(seeds=3, measured=4, layouts=1, rounds=1, caps=QUICK_CAPS),
+    effort=Effort(seeds=3, measured=4, layouts=2, rounds=0, caps=QUICK_CAPS),
     variations=(VARIATIONS[0], VARIATIONS[6]),
-    varied_effort=Effort(seeds=3, measured=4, layouts=1, rounds=1, caps=QUICK_CAPS),
+    varied_effort=Effort(seeds=3, measured=4, layouts=2, rounds=0, caps=QUICK_CAPS),
 )
 
 
@@ -395,9 +395,12 @@ def _notes(grid: Grid, every: Sequence[Place], at: At, quick: bool) -> tuple[str
         f"most of, "
         "each with another number of GPUs an instance, are simulated shortly, with a seed that is not "
         "measured; "
-        f"then {grid.effort.rounds} times the neighbours of the best, a sixteenth of the GPUs more and "
-        f"fewer to "
-        "generate with; then the cap of `strict_queue`. μ, φ and ψ of staleflow are the defaults.",
+        + (
+            "then the neighbours of the best, a sixteenth of the GPUs more and fewer to generate with; "
+            if grid.effort.rounds
+            else "how the GPUs are divided is what the bounds say, which know nothing of the cost of pulls; "
+        )
+        + "then the cap of `strict_queue`. μ, φ and ψ of staleflow are the defaults.",
         f"Why the ratio to sync is what it is. An asynchronous system hides the shorter phase behind the "
         f"longer one and saves the wait for the longest responses; it does not make training cheaper. "
         f"Training takes {min(training):.0%} to {max(training):.0%} of a step of sync here, for an H20 has "
