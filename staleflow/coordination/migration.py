@@ -52,6 +52,8 @@ class MigrationSettings:
     rest_s: float = 2.0
     """Seconds after a Route in which a trajectory is left alone."""
     kv_headroom: float = KV_HEADROOM
+    longest_response: int | None = None
+    """Tokens after which every response ends: what is near it has little left. None: no limit known."""
 
 
 class CostAwareMigration:
@@ -173,7 +175,10 @@ class CostAwareMigration:
         gain = costs.gain(target.running, target.kv_tokens, length)
         loss = costs.gain(source.running - 1, source.kv_tokens - length, length)
         # What has run long is expected to run as long again: lengths are long-tailed.
-        left = max(state.snapshot.expected_growth - resident.response, resident.response, 1)
+        left = max(state.snapshot.expected_growth - resident.response, resident.response)
+        if self._settings.longest_response is not None:
+            left = min(left, self._settings.longest_response - resident.response)
+        left = max(left, 1)
         seconds = left * costs.step_s(target.running + 1, target.kv_tokens + length)
         stands_still = costs.throughput(target.running, target.kv_tokens)
         own = 1 / costs.step_s(source.running, source.kv_tokens)

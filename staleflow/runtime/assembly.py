@@ -236,6 +236,7 @@ def build_policy(config: Config) -> Coordinator:
                 psi_throughput=migration.psi_throughput,
                 rest_s=migration.rest_s,
                 kv_headroom=routing.kv_headroom,
+                longest_response=rollout.max_new_tokens,
             ),
             recompute=rollout.on_pull == "recompute",
         ),

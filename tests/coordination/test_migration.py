@@ -76,6 +76,17 @@ def test_a_long_trajectory_stays_where_its_new_prefill_costs_more_than_the_move_
     assert ("huge", "i0") in interrupts(moved(cheap))
 
 
+def test_one_near_the_longest_response_stays_for_it_has_little_left() -> None:
+    """Without a limit 1,000 tokens are taken to go on for 1,000 more; with one at 1,001 there is one left.
+
+    The first move gains 49 tokens/s for steps of 20 ms: 1,000 of them are worth 980 tokens, one is worth 1,
+    and the prefill of 1,000 tokens costs 0.1 s of 9 tokens/s, 0.9 tokens. Twice that prefill is too much.
+    """
+    dear = replace(cluster(crowd(10)), costs=replace(ATTENTION, prefill=2e-4), expected_growth=1000)
+    assert moved(dear).commands != []
+    assert moved(dear, MigrationSettings(longest_response=1001)).commands == []
+
+
 def test_where_a_step_costs_the_same_however_many_run_nothing_moves() -> None:
     """A floor of loading the weights: two instances with five generate what one with ten does."""
     flat = CostModel(k1=0.0, k2=0.01, k3=0.0, k4=0.0, prefill=1e-4, pull=1.0)
