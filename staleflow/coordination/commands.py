@@ -48,6 +48,8 @@ class Interrupt:
     trajectory_id: str
     length: int = 0
     """Its length as last known: what leaves the KV cache. 0 for one that waits inside the instance."""
+    target: str = ""
+    """The instance that migration expects it to go on at, whose room is kept until it is back."""
     reason: str = ""
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from staleflow.coordination.commands import Command
+from staleflow.coordination.commands import Command, Interrupt
 from staleflow.coordination.kept import Kept
 from staleflow.coordination.migration import MigrationStrategy
 from staleflow.coordination.routing import RoutingStrategy
@@ -47,15 +47,32 @@ class Coordinator:
         self._migration = migration
         self._admission = admission
         self._states: Kept[InstanceView, InstanceState] = Kept()
+        self._moving: Kept[InstanceView, tuple[Interrupt, ...]] = Kept()
 
     def step(self, snapshot: Snapshot) -> Decision:
         """Decide on this snapshot. Nothing in it is changed."""
         fresh_groups = self._admission(snapshot) if self._admission is not None else None
         states = dict(self._states.of(snapshot.instances, speculate))
         state = SpeculativeState(snapshot, states, fresh_groups)
+        self._hold_room(state)
         self._synchronization.synchronize(state)
         self._routing.route(state)
         if self._synchronization.after_routing(state):
             return Decision(commands=tuple(state.commands), wake_at=snapshot.now)
         wake_at = None if state.pulled else self._migration.migrate(state)
         return Decision(commands=tuple(state.commands), wake_at=wake_at)
+
+    def _hold_room(self, state: SpeculativeState) -> None:
+        """Count what migration has interrupted, and is not back yet, where it is to go on.
+
+        Not where nothing runs: an idle instance waits for nobody.
+        """
+        for leaving in self._moving.of(state.snapshot.instances, _moves).values():
+            for command in leaving:
+                target = state.instances.get(command.target)
+                if target is not None and target.resident:
+                    state.hold(command.target, command.length or state.snapshot.expected_held)
+
+
+def _moves(view: InstanceView) -> tuple[Interrupt, ...]:
+    return tuple(c for c in view.outstanding if isinstance(c, Interrupt) and c.target)

@@ -1,7 +1,7 @@
 """Migration: which trajectory on an instance is interrupted, to go on elsewhere.
 
 A moved trajectory returns to the trajectory server and is routed from there as any other, so it goes where
-routing finds the largest gain at that moment.
+routing finds the largest gain at that moment. The instance that it was moved for keeps its room until then.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class CostAwareMigration:
             return False
         targets.promise(target, resident)
         reason = f"migration: {source.waiting} wait on {source.instance}, there is room on {target.instance}"
-        state.interrupt(resident.trajectory_id, 0, source.instance, reason)
+        state.interrupt(resident.trajectory_id, 0, source.instance, reason, target=target.instance)
         return True
 
     # ------------------------------------------------------------------ running
@@ -165,7 +165,9 @@ class CostAwareMigration:
             f"saves {saving:.4g} tokens for {cost:.4g}"
         )
         targets.promise(target, resident)
-        state.interrupt(resident.trajectory_id, resident.length, source.instance, reason)
+        state.interrupt(
+            resident.trajectory_id, resident.length, source.instance, reason, target=target.instance
+        )
 
     def _balance(
         self, state: SpeculativeState, source: InstanceState, target: InstanceState, resident: Resident

@@ -6,6 +6,7 @@ level; none routes what the protocol does not admit.
 
 from __future__ import annotations
 
+from math import inf
 from typing import Protocol
 
 from staleflow.coordination.pending import PendingTrajectory
@@ -81,7 +82,7 @@ class WaterfallRouting:
         )
         self._holds = 0
         for level in pending.levels():
-            mu = 0.0 if _is_critical(state, level) else self._mu
+            mu = -inf if _is_critical(state, level) else self._mu  # needed now, even at a loss
             for item in pending.level(level):
                 if ranking.is_empty:
                     return

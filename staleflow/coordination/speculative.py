@@ -181,8 +181,16 @@ class SpeculativeState:
             )
         )
 
-    def interrupt(self, trajectory_id: str, length: int, instance: str, reason: str) -> None:
-        """Order an Interrupt of a trajectory that is on the instance."""
+    def hold(self, instance: str, length: int) -> None:
+        """Count a trajectory that is on its way to the instance, though no Route can be ordered yet."""
+        state = self._own(instance)
+        state.resident += 1
+        state.kv_tokens += length
+
+    def interrupt(
+        self, trajectory_id: str, length: int, instance: str, reason: str, *, target: str = ""
+    ) -> None:
+        """Order an Interrupt of a trajectory that is on the instance; `target` is to keep room for it."""
         state = self.instances[instance]
         self._order(
             Interrupt(
@@ -191,6 +199,7 @@ class SpeculativeState:
                 seq=state.next_seq,
                 trajectory_id=trajectory_id,
                 length=length,
+                target=target,
                 reason=reason,
             )
         )
@@ -212,9 +221,12 @@ class SpeculativeState:
         return Admission(kind="lower", version=version)
 
     def _order(self, command: Command) -> None:
-        name = command.instance
+        self._own(command.instance).apply(command)
+        self.commands.append(command)
+
+    def _own(self, name: str) -> InstanceState:
+        """The instance's state, as a copy of this cycle's own."""
         if name not in self._copied:
             self._copied.add(name)
             self.instances[name] = self.instances[name].copy()
-        self.instances[name].apply(command)
-        self.commands.append(command)
+        return self.instances[name]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pictures import interrupts, picture, resident, state_of, view
+from pictures import interrupts, picture, resident, state_of, view, waiting
 
 from staleflow.coordination.commands import Interrupt
 from staleflow.coordination.cost_model import CostModel
 from staleflow.coordination.migration import CostAwareMigration, MigrationSettings, NaiveMigration
+from staleflow.coordination.policies import PolicySettings, build_coordinator
 from staleflow.coordination.snapshot import Resident, Snapshot
 from staleflow.coordination.speculative import SpeculativeState
 from staleflow.protocol.buffer import StalenessBuffer
@@ -151,3 +152,19 @@ def test_no_new_wave_starts_while_one_is_under_way() -> None:
     i0 = snapshot.instances["i0"].snapshot
     busy = view("i0", 0, leaving, running=i0.running, kv_tokens=i0.kv_tokens, kv_capacity=i0.kv_capacity)
     assert moved(replace(snapshot, instances={**snapshot.instances, "i0": busy})).commands == []
+
+
+def test_room_is_kept_where_a_moved_trajectory_is_to_go_on_until_it_is_back() -> None:
+    """i1 has 100 of 1,000 tokens, and 700 are on their way to it: there is no room for 400 new ones."""
+    buffer = StalenessBuffer(bound=0, batch_size=4)
+    fresh = waiting(("new", "g", None, 400))
+    coming = Interrupt(instance="i0", incarnation=1, seq=1, trajectory_id="t", length=700, target="i1")
+    full = {"running": 2, "kv_tokens": 990, "max_running": 1}
+    for outstanding, expected in (((), ["i1"]), ((coming,), [])):
+        instances = [view("i0", 0, *outstanding, **full), view("i1", 0, running=1, kv_tokens=100)]
+        commands = (
+            build_coordinator("staleflow", PolicySettings())
+            .step(picture(buffer, instances, fresh, newest=0))
+            .commands
+        )
+        assert [c.instance for c in commands] == expected

@@ -56,6 +56,16 @@ def test_a_small_gain_is_not_taken_unless_the_next_buffer_needs_it() -> None:
     assert routes(state) == [("a", "many")]
 
 
+def test_what_the_next_buffer_needs_goes_even_where_it_costs_throughput() -> None:
+    """2 / (0.01 + 0.5) - 1 / (0.01 + 0.1): a loss of 5 tokens/s, and the trainer would wait otherwise."""
+    assert ATTENTION_BOUND.gain(1, 100, 400) == pytest.approx(-5.17, abs=0.01)
+    urgent = StalenessBuffer(bound=0, batch_size=1)
+    busy = [view("i0", 0, running=1, kv_tokens=100)]
+    state = state_of(picture(urgent, busy, waiting(("a", "g", None, 400)), newest=0))
+    WaterfallRouting().route(state)
+    assert routes(state) == [("a", "i0")]
+
+
 def test_a_critical_level_does_not_open_the_door_for_a_later_one() -> None:
     """η = 1, next buffer 1: V = 0 is due in buffer 1, a new group of V = 1 only in buffer 2."""
     buffer = StalenessBuffer(bound=1, batch_size=4, next_buffer=1)
