@@ -6,13 +6,16 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import staleflow
 from staleflow.cli.failures import says_what_went_wrong
 from staleflow.errors import EXIT_AUDIT_VIOLATION, RunFolderError, UserError
+
+if TYPE_CHECKING:
+    from staleflow.config import Config
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -42,6 +45,15 @@ def staleflow_command(
     """Asynchronous RL post-training of language models under a hard staleness bound."""
 
 
+def _config(arguments: list[str] | None, *, simulated: bool = False) -> Config:
+    """What the files and overrides of a command line come to."""
+    from staleflow.config import load_config
+    from staleflow.config.layers import split_arguments
+
+    files, overrides = split_arguments(arguments or [])
+    return load_config(files, overrides, os.environ, simulated=simulated)
+
+
 @app.command()
 @says_what_went_wrong
 def run(
@@ -62,11 +74,7 @@ def run(
     debug: Debug = False,
 ) -> int:
     """Train. Without arguments: the built-in task with a tiny model, a few minutes on two cores."""
-    from staleflow.config import load_config
-    from staleflow.config.layers import split_arguments
-
-    files, overrides = split_arguments(arguments or [])
-    config = load_config(files, overrides, os.environ)
+    config = _config(arguments)
     if resume and clean:
         raise UserError("--resume and --clean exclude each other: one keeps the earlier run, one removes it")
     if dry_run:
@@ -94,11 +102,7 @@ def simulate(
     debug: Debug = False,
 ) -> int:
     """Run the config on simulated machines: the same run folder, in minutes of one CPU core."""
-    from staleflow.config import load_config
-    from staleflow.config.layers import split_arguments
-
-    files, overrides = split_arguments(arguments or [])
-    config = load_config(files, overrides, os.environ, simulated=True)
+    config = _config(arguments, simulated=True)
     if dry_run:
         print(config.to_yaml(), end="")
         return 0
@@ -181,11 +185,8 @@ def profile(
 ) -> int:
     """Measure what decoding costs on the config's engine, and fit the cost model that routing uses."""
     from staleflow.cli.profile import run_profile
-    from staleflow.config import load_config
-    from staleflow.config.layers import split_arguments
 
-    files, overrides = split_arguments(arguments or [])
-    config = load_config(files, overrides, os.environ)
+    config = _config(arguments)
     return run_profile(config, output, repeats=repeats, force=force, cpu_time=cpu_time)
 
 
@@ -218,11 +219,8 @@ def plan(
 ) -> int:
     """Find out how to divide GPUs between rollout and training, and how much staleness it takes."""
     from staleflow.cli.plan import read_bounds, run_plan
-    from staleflow.config import load_config
-    from staleflow.config.layers import split_arguments
 
-    files, overrides = split_arguments(arguments or [])
-    config = load_config(files, overrides, os.environ, simulated=True)
+    config = _config(arguments, simulated=True)
     return run_plan(
         config,
         gpus=gpus,

@@ -101,17 +101,18 @@ class WaterfallRouting:
             return False
         name = ranking.first(versions, item.length)
         if name is None:
-            return self._hold_for(item, ranking, versions)
+            return self._hold_one(ranking, versions)
         instance, costs = state.instances[name], state.snapshot.costs
         gain = costs.gain(instance.running, instance.kv_tokens, item.length)
         if instance.resident and gain < mu * costs.ideal_gain(item.length):
             return False
         reason = f"gain {gain:.4g} tokens/s" + (", as a spare" if spare else "")
-        state.route(item, name, reason, spare=spare)
-        ranking.routed(name, admission=group_version is None or instance.version < group_version)
+        admission = state.route(item, name, reason, spare=spare)
+        ranking.routed(name, admission=admission is not None)
         return True
 
-    def _hold_for(self, item: PendingTrajectory, ranking: Ranking, versions: tuple[int, ...]) -> bool:
+    def _hold_one(self, ranking: Ranking, versions: tuple[int, ...]) -> bool:
+        """Keep the roomiest instance free. False: enough are kept."""
         if self._holds == MOST_HOLDS:
             return False
         self._holds += 1
@@ -189,16 +190,15 @@ class StaticRouting:
         homes: dict[str, str] = {}
         for level in state.snapshot.pending.levels():
             for item in state.snapshot.pending.level(level):
-                group_version = state.group_version(item)
                 name = homes.get(item.group_id)
                 if name is None:
-                    name = ranking.first(ranking.admissible(group_version), item.length)
+                    versions = ranking.admissible(state.group_version(item))
+                    name = ranking.first(versions, item.length)
                 if name is None:
                     break
                 homes[item.group_id] = name
-                lowers = group_version is not None and state.instances[name].version < group_version
-                state.route(item, name, "its group's instance")
-                ranking.routed(name, admission=group_version is None or lowers)
+                admission = state.route(item, name, "its group's instance")
+                ranking.routed(name, admission=admission is not None)
 
 
 def _route_by_rank(state: SpeculativeState, ranking: Ranking, reason: str = "least loaded") -> None:
@@ -206,10 +206,8 @@ def _route_by_rank(state: SpeculativeState, ranking: Ranking, reason: str = "lea
         for item in state.snapshot.pending.level(level):
             if ranking.is_empty:
                 return
-            group_version = state.group_version(item)
-            name = ranking.first(ranking.admissible(group_version), item.length)
+            name = ranking.first(ranking.admissible(state.group_version(item)), item.length)
             if name is None:
                 break  # all of a level need the same admission
-            lowers = group_version is not None and state.instances[name].version < group_version
-            state.route(item, name, reason)
-            ranking.routed(name, admission=group_version is None or lowers)
+            admission = state.route(item, name, reason)
+            ranking.routed(name, admission=admission is not None)

@@ -143,8 +143,13 @@ class SpeculativeState:
         """Groups that may still be reserved at `version`."""
         return min(self._reservable, self._counts.room(version))
 
-    def route(self, item: PendingTrajectory, instance: str, reason: str, *, spare: bool = False) -> None:
-        """Order a Route; `admits` (or `admits_spare`) must hold for the instance's version."""
+    def route(
+        self, item: PendingTrajectory, instance: str, reason: str, *, spare: bool = False
+    ) -> Admission | None:
+        """Order a Route; `admits` (or `admits_spare`) must hold for the instance's version.
+
+        Returns what the Route needs of the buffer, whose counts here change with it.
+        """
         state = self.instances[instance]
         group_version = self._group_versions.get(item.group_id, item.group_version)
         admission: Admission | None = None
@@ -167,6 +172,7 @@ class SpeculativeState:
                 reason=reason,
             )
         )
+        return admission
 
     def pull(self, instance: str, reason: str) -> None:
         """Order a Pull of the newest version."""
