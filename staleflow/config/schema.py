@@ -4,8 +4,8 @@ Invariants: types are strict (no "1" for 1), unknown keys are refused, numbers a
 a built Config never changes. What one field alone cannot say (combinations) is in `checks`.
 
 The text under each field is its documentation: `staleflow config` prints it, and `configs/default.yaml`
-is that print. Sections of rollout, reward and training are in `schema_work`, those of a simulated cluster in
-`schema_simulation`.
+is that print. The larger sections are in `schema_rollout`, `schema_coordination`, `schema_training`,
+`schema_scoring` and `schema_simulation`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ from typing import Any, Literal
 from pydantic import Field
 
 from staleflow.config.base import Section, SourceName
+from staleflow.config.schema_coordination import Coordination
+from staleflow.config.schema_rollout import Rollout
+from staleflow.config.schema_scoring import Evaluation, Reward
 from staleflow.config.schema_simulation import Simulation
-from staleflow.config.schema_work import Coordination, Evaluation, Reward, Rollout, Training
+from staleflow.config.schema_training import Training
 
 
 class Run(Section):
