@@ -64,10 +64,10 @@ class BatchingEngine(ABC):
         """Weight version loaded."""
         return self._version
 
-    def add(self, trajectory: Trajectory) -> None:
+    def add(self, trajectory: Trajectory, *, greedy: bool = False) -> None:
         """Queue a trajectory. Raises EngineError when it can never be continued here."""
         self._check_open()
-        self._scheduler.add(trajectory)
+        self._scheduler.add(trajectory, greedy=greedy)
 
     def step(self) -> Sequence[Trajectory]:
         """One decode step for all running trajectories. Returns those that finished, and forgets them."""

@@ -77,9 +77,12 @@ class Engine(Protocol):
         """Weight version loaded."""
         ...
 
-    def add(self, trajectory: Trajectory) -> None:
+    def add(self, trajectory: Trajectory, *, greedy: bool = False) -> None:
         """Queue a trajectory; it starts, or goes on from its tokens, as soon as the KV cache has room.
 
+        `greedy`: this one takes the most likely token each time, as at temperature 0, whatever the engine's
+        temperature, top-p and top-k; its log-probs are those at temperature 1. It stays so while the engine
+        holds it, over pulls and preemptions; one that was interrupted is added as greedy again.
         Raises EngineError when it can never fit (its prompt alone exceeds the KV capacity).
         """
         ...

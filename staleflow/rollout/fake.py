@@ -5,7 +5,8 @@ the system itself costs. It schedules with the same code as the torch engine (KV
 budgets, version stamps); only what a token *is* differs:
 
 - token of trajectory t at response position p: `fake_token`, a function of (seed, t, p) alone, never a stop
-  token; at the scripted length (`lengths.py`) it is the first stop token;
+  token (that of a greedy trajectory is the smallest id which is none); at the scripted length (`lengths.py`)
+  it is the first stop token;
 - log-prob: `fake_log_prob`, which tells the weights that drew it *and* those that filled the KV it was
   drawn from, so that a stale cache is visible in the numbers;
 - time: each step and each pull spends what the cost model says through the injected `spend`, by default none.
@@ -119,13 +120,13 @@ class FakeEngine(BatchingEngine):
         self._end: dict[str, int] = {}  # response position just after the last token of the turn
         self._kv_version: dict[str, int] = {}
 
-    def add(self, trajectory: Trajectory) -> None:
+    def add(self, trajectory: Trajectory, *, greedy: bool = False) -> None:
         """Queue a trajectory, unless it is scripted to get lost."""
         if trajectory.trajectory_id in self._to_lose:
             self._check_open()
             self._to_lose.remove(trajectory.trajectory_id)
             return
-        super().add(trajectory)
+        super().add(trajectory, greedy=greedy)
 
     def step(self) -> Sequence[Trajectory]:
         """One decode step, or the failure scripted for it."""
@@ -179,6 +180,8 @@ class FakeEngine(BatchingEngine):
     def _token(self, generation: Generation) -> int:
         if self._ends_at(generation, generation.position + 1) and self._sampling.stop_token_ids:
             return self._sampling.stop_token_ids[0]
+        if generation.greedy:
+            return self._allowed[0]
         return fake_token(self._seed, generation.trajectory_id, generation.position, self._allowed)
 
     def _log_prob(self, generation: Generation) -> float:

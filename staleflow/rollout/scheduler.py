@@ -29,10 +29,12 @@ from staleflow.errors import EngineError
 class Generation:
     """One trajectory while an engine holds it: what it came with and what it has gained since."""
 
-    __slots__ = ("bound", "log_probs", "order", "origin", "tokens", "versions")
+    __slots__ = ("bound", "greedy", "log_probs", "order", "origin", "tokens", "versions")
 
-    def __init__(self, trajectory: Trajectory, *, bound: int, order: int) -> None:
+    def __init__(self, trajectory: Trajectory, *, bound: int, order: int, greedy: bool = False) -> None:
         self.origin = trajectory
+        self.greedy = greedy
+        """Takes the most likely token each time."""
         self.tokens: list[int] = [*trajectory.prompt.tokens, *trajectory.tokens.tolist()]
         """Prompt and response ids, new ones included."""
         self.log_probs: list[float] = []
@@ -130,7 +132,7 @@ class Scheduler:
         """Every trajectory here, in order of arrival."""
         return self._held.values()
 
-    def add(self, trajectory: Trajectory) -> None:
+    def add(self, trajectory: Trajectory, *, greedy: bool = False) -> None:
         """Queue a trajectory. Raises EngineError, changing nothing, when it cannot ever be continued here."""
         identity = trajectory.trajectory_id
         if identity in self._held:
@@ -146,7 +148,8 @@ class Scheduler:
                 f"trajectory {identity} has {trajectory.length} tokens and never fits "
                 f"a KV cache of {self.kv_capacity} tokens with one more"
             )
-        generation = Generation(trajectory, bound=min(allowed, self.kv_capacity), order=self._arrivals)
+        bound = min(allowed, self.kv_capacity)
+        generation = Generation(trajectory, bound=bound, order=self._arrivals, greedy=greedy)
         self._arrivals += 1
         self._held[identity] = generation
         (self._spent if spent else self._waiting).append(generation)

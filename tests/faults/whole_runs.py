@@ -172,10 +172,10 @@ class WatchedEngine(FakeEngine):
         self._instance = instance
         self._asked = asked
 
-    def add(self, trajectory: Trajectory) -> None:
+    def add(self, trajectory: Trajectory, *, greedy: bool = False) -> None:
         """As in FakeEngine."""
         self._asked.append((self._instance, trajectory))
-        super().add(trajectory)
+        super().add(trajectory, greedy=greedy)
 
 
 def watched_engines(

@@ -42,10 +42,10 @@ class WatchedEngine(FakeEngine):
     def _log_prob(self, generation: Generation) -> float:
         return -1.0
 
-    def add(self, trajectory: Trajectory) -> None:
+    def add(self, trajectory: Trajectory, *, greedy: bool = False) -> None:
         if self._forgets():
             return
-        super().add(trajectory)
+        super().add(trajectory, greedy=greedy)
         self._watch.entered(self._name, trajectory.trajectory_id)
 
     def step(self) -> Sequence[Trajectory]:

@@ -32,6 +32,14 @@ def test_tokens_and_log_probs_are_the_documented_functions(
     assert t.finish_reason is FinishReason.STOP
 
 
+def test_a_greedy_trajectory_has_the_first_token_that_does_not_stop(
+    new_fake: Build, new_trajectory: Build, drain: Build
+) -> None:
+    engine = new_fake(lengths=fixed(4))
+    engine.add(new_trajectory("t"), greedy=True)
+    assert drain(engine)["t"].tokens.tolist() == [1, 1, 1, 0]
+
+
 @pytest.mark.parametrize("k", range(9))
 def test_interrupt_and_resume_at_every_k_changes_nothing(
     k: int, new_fake: Build, new_trajectory: Build, drain: Build

@@ -371,9 +371,9 @@ def test_the_time_of_each_kind_of_command_is_reported(new_fake: Build, new_traje
     class Slow(FakeEngine):
         """Takes 1 s to add, 2 s to interrupt, 4 s to abort."""
 
-        def add(self, trajectory: Trajectory) -> None:
+        def add(self, trajectory: Trajectory, *, greedy: bool = False) -> None:
             world.clock.spend(1.0)
-            super().add(trajectory)
+            super().add(trajectory, greedy=greedy)
 
         def interrupt(self, trajectory_ids: Any) -> Any:
             world.clock.spend(2.0)

@@ -41,6 +41,14 @@ def test_temperature_zero_is_greedy_with_log_probs_at_temperature_one() -> None:
     assert log_prob == pytest.approx(np.log(0.5), abs=1e-6)
 
 
+def test_a_greedy_row_is_as_at_temperature_zero_and_the_others_are_as_without_it() -> None:
+    # At T = 0.5, top-k 2: (0.25, 0.09) / 0.34; the greedy row has neither temperature nor top-k.
+    params = SamplingParams(temperature=0.5, top_k=2)
+    tokens, log_probs = sample(THIRDS.expand(3, 3), np.full(3, 0.99), params, [False, True, False])
+    assert tokens == [1, 0, 1]
+    assert log_probs == pytest.approx(np.log([0.09 / 0.34, 0.5, 0.09 / 0.34]), abs=1e-6)
+
+
 def test_top_k_keeps_the_k_best_and_renormalises() -> None:
     token, log_prob = draw(THIRDS, 0.999, top_k=2)
     assert token == 1

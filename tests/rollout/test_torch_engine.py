@@ -36,6 +36,32 @@ def ids(trajectories: dict[str, Trajectory]) -> dict[str, list[int]]:
     return {name: t.tokens.tolist() for name, t in trajectories.items()}
 
 
+def test_a_greedy_trajectory_is_that_of_a_greedy_engine_and_disturbs_no_other(
+    new_model: Build, new_engine: Build, new_trajectory: Build, drain: Build
+) -> None:
+    """One engine for both kinds, over preemptions, an interruption and a pull of the same weights."""
+    alone = {}
+    for temperature, names in ((0.0, "bd"), (0.7, "ac")):
+        engine = new_engine(new_model(), sampling=SamplingParams(temperature=temperature))
+        add_all(engine, some(new_trajectory, names))
+        alone |= drain(engine)
+    model = new_model()
+    weights = {name: tensor.numpy().copy() for name, tensor in model.state_dict().items()}
+    both = new_engine(model, sampling=SamplingParams(temperature=0.7), kv_capacity_tokens=30)
+    for trajectory in some(new_trajectory, "abcd"):
+        both.add(trajectory, greedy=trajectory.trajectory_id in "bd")
+    for _ in range(3):
+        both.step()
+    (half,) = both.interrupt(["b"])
+    both.add(half, greedy=True)
+    both.load_weights(weights, 1, "recompute")
+    finished = drain(both)
+    assert both.load().preemptions > 0
+    assert ids(finished) == ids(alone)
+    for name, trajectory in finished.items():
+        np.testing.assert_allclose(trajectory.log_probs, alone[name].log_probs, atol=1e-4)
+
+
 @pytest.mark.parametrize("family", ["llama", "gpt2", "qwen2"])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_log_probs_are_those_of_a_full_forward_at_the_sampling_temperature(

@@ -111,7 +111,8 @@ class TorchEngine(BatchingEngine):
             inputs = torch.tensor([g.tokens[-1:] for g in by_row], device=self._device)
             columns = self._cache.aim(range(len(by_row)), [g.length - 1 for g in by_row], [1] * len(by_row))
             logits = self._forward(self._model, inputs, columns).logits
-            tokens, log_probs = sample(logits[:, -1], uniforms(keys, positions), self._sampling)
+            greedy = [g.greedy for g in by_row]
+            tokens, log_probs = sample(logits[:, -1], uniforms(keys, positions), self._sampling, greedy)
         return zip(by_row, tokens, log_probs, strict=True)
 
     def _prefill(self, generations: Sequence[Generation]) -> None:

@@ -8,6 +8,8 @@ u × total mass, cumulated in float64 so that a large vocabulary does not blur i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -17,28 +19,35 @@ from staleflow.rollout.engine import SamplingParams
 
 
 def sample(
-    logits: torch.Tensor, uniforms: NDArray[np.float64], params: SamplingParams
+    logits: torch.Tensor,
+    uniforms: NDArray[np.float64],
+    params: SamplingParams,
+    greedy: Sequence[bool] = (),
 ) -> tuple[list[int], list[float]]:
     """Tokens and their log-probs (nats), one per row.
 
     `logits` has shape (rows, vocabulary), `uniforms` (rows,) in [0, 1). Temperature 0 takes the most
-    likely token and gives log-probs at temperature 1. Raises EngineError for logits that are not finite.
+    likely token and gives log-probs at temperature 1; so do the rows that `greedy` (rows,; empty: none) has
+    True for, at any temperature. Raises EngineError for logits that are not finite.
     """
-    scores = logits.float()
+    scores = plain = logits.float()
+    likeliest = [True] * len(plain) if params.temperature == 0 else greedy
+    fixed = torch.tensor(likeliest, device=plain.device).unsqueeze(-1) if any(likeliest) else None
     if params.temperature > 0:
-        scores = masked(scores / params.temperature, top_k=params.top_k, top_p=params.top_p)
+        scores = masked(plain / params.temperature, top_k=params.top_k, top_p=params.top_p)
+    if fixed is not None:
+        scores = torch.where(fixed, plain, scores)
     log_probs = torch.log_softmax(scores, dim=-1)
     cumulative = log_probs.double().exp().cumsum(dim=-1)
     total = cumulative[:, -1:]
     if not bool(torch.isfinite(total).all()):
         raise EngineError("the model returned logits that are not finite")
-    if params.temperature > 0:
-        draw = torch.from_numpy(uniforms).to(total.device).unsqueeze(-1) * total
-        # Rounding may bring u × total up to total itself, which no token's mass exceeds.
-        draw = torch.minimum(draw, torch.nextafter(total, torch.zeros_like(total)))
-        tokens = torch.searchsorted(cumulative, draw, right=True)
-    else:
-        tokens = scores.argmax(dim=-1, keepdim=True)
+    draw = torch.from_numpy(uniforms).to(total.device).unsqueeze(-1) * total
+    # Rounding may bring u × total up to total itself, which no token's mass exceeds.
+    draw = torch.minimum(draw, torch.nextafter(total, torch.zeros_like(total)))
+    tokens = torch.searchsorted(cumulative, draw, right=True)
+    if fixed is not None:
+        tokens = torch.where(fixed, plain.argmax(dim=-1, keepdim=True), tokens)
     chosen = log_probs.gather(-1, tokens)
     return tokens.squeeze(-1).tolist(), chosen.squeeze(-1).tolist()
 
