@@ -91,6 +91,17 @@ def _lengths(config: Config) -> Iterator[Problem]:
         yield "rollout.fake.seconds_per_step", "rollout.fake.cost_model says that already: leave one out"
 
 
+def _evaluation(config: Config) -> Iterator[Problem]:
+    evaluation = config.evaluation
+    most = max(evaluation.pass_at, default=0)
+    if most > evaluation.samples:
+        yield (
+            "evaluation.pass_at",
+            f"pass@{most} needs at least {most} samples per prompt, but evaluation.samples is "
+            f"{evaluation.samples}",
+        )
+
+
 def _data(config: Config) -> Iterator[Problem]:
     data = config.data
     if data.source in ("jsonl", "parquet") and data.path is None:
@@ -201,6 +212,7 @@ _CHECKS: tuple[Callable[[Config], Iterator[Problem]], ...] = (
     _algorithm,
     _sampling,
     _lengths,
+    _evaluation,
     _data,
     _cluster,
     _coordination,

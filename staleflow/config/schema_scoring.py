@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, Strict
 
-from staleflow.config.base import Section, VerifierName
+from staleflow.config.base import EngineName, Section, VerifierName
+
+Count = Annotated[int, Field(ge=1)]
 
 
 class Reward(Section):
@@ -25,10 +27,22 @@ class Reward(Section):
 
 
 class Evaluation(Section):
-    """Accuracy on a fixed held-out set, greedy and sampled, each time on one weight version."""
+    """Accuracy on a fixed held-out set, sampled and greedy, each time on one weight version."""
 
     every: int = Field(default=10, ge=0)
     """Training steps between evaluations; the first and the last version are evaluated too. 0: none."""
+    backlog: int = Field(default=2, ge=1)
+    """Versions that may wait while one is evaluated; if more come due, the oldest waiting one is skipped."""
+    engine: EngineName | None = None
+    """What generates for it, e.g. torch beside a vllm run where memory is short. Null: rollout.engine."""
+    samples: int = Field(default=1, ge=1)
+    """Sampled responses per held-out prompt, for avg@n and pass@k."""
+    pass_at: Annotated[tuple[Count, ...], Strict(False)] = ()
+    """Each k for which pass@k is reported, estimated from the samples without bias; at most samples."""
+    pass_score: float = 1.0
+    """Raw score from which on a response counts as right for pass@k."""
+    greedy: bool = True
+    """Also generate one greedy response per prompt, for heldout_greedy/avg@1."""
     prompts: int = Field(default=512, ge=1)
     """Held-out prompts."""
     max_new_tokens: int | None = Field(default=None, ge=1)

@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from staleflow.reporting.groups import RunGroup
 from staleflow.reporting.headline import accuracy_name
 from staleflow.reporting.lengths import Kind, length_counts
-from staleflow.reporting.load import Trained, Values, series
+from staleflow.reporting.load import RunData, Trained, Values, series
 from staleflow.reporting.svg import HALF, colour, new_figure, run_colour, to_svg
 
 SEED_ALPHA = 0.3
@@ -37,9 +37,10 @@ SIGNALS = (
 
 
 def accuracy(groups: Sequence[RunGroup], *, over_time: bool) -> str | None:
-    """Draw sampled accuracy over weight versions or over minutes; of a single run the greedy one too, dotted.
+    """Draw sampled accuracy over weight versions or over minutes.
 
-    With several runs only what is compared is drawn: greedy curves, far above, would flatten the rest.
+    Of a single run also greedy accuracy, dotted, and pass@k for its largest k, dashed. With several runs
+    only what is compared is drawn: greedy curves, far above, would flatten the rest.
     """
     x = "run/seconds" if over_time else "eval/weight_version"
     figure, (axis,) = new_figure(*HALF)
@@ -48,12 +49,8 @@ def accuracy(groups: Sequence[RunGroup], *, over_time: bool) -> str | None:
         faint = 1.0 if len(group.runs) == 1 else 0.6 if over_time else SEED_ALPHA
         for run in group.runs:
             sampled = accuracy_name(run)
-            greedy = (
-                sorted({k for row in run.evals for k in row if k.endswith("_greedy/avg@1")})[:1]
-                if alone
-                else []
-            )
-            for name, style, width in ((sampled, "-", 1.7), *((g, ":", 1.1) for g in greedy)):
+            beside = [(name, style, 1.1) for name, style in _beside(run)] if alone else []
+            for name, style, width in ((sampled, "-", 1.7), *beside):
                 xs, ys = series(run.evals, x, name) if name else ([], [])
                 xs = [value / 60 for value in xs] if over_time else xs
                 axis.plot(
@@ -69,6 +66,16 @@ def accuracy(groups: Sequence[RunGroup], *, over_time: bool) -> str | None:
     axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     _whole_ticks(axis, x=not over_time)
     return to_svg(figure, f"accuracy-{'time' if over_time else 'version'}", "held-out accuracy")
+
+
+def _beside(run: RunData) -> list[tuple[str, str]]:
+    """What is drawn beside sampled accuracy, with its line style: greedy accuracy, and the largest pass@k."""
+    names = {key for row in run.evals for key in row}
+    greedy = sorted(name for name in names if name.endswith("_greedy/avg@1"))[:1]
+    passed = sorted((name for name in names if "/pass@" in name), key=lambda n: int(n.rpartition("@")[2]))[
+        -1:
+    ]
+    return [(name, ":") for name in greedy] + [(name, "--") for name in passed]
 
 
 def reward(groups: Sequence[RunGroup]) -> str | None:

@@ -168,7 +168,7 @@ def _learning(groups: Sequence[RunGroup]) -> str:
         _card(
             "Sampled held-out accuracy by weight version",
             figures.accuracy(groups, over_time=False),
-            "Dotted: greedy." if len(groups) == len(groups[0].runs) == 1 else "",
+            "Dotted: greedy; dashed: pass@k." if len(groups) == len(groups[0].runs) == 1 else "",
         ),
         _card("Sampled held-out accuracy over wall time", figures.accuracy(groups, over_time=True)),
         _card("Reward of the trained batch", figures.reward(groups)),

@@ -9,6 +9,7 @@ parameter server's storage and from there into the others, never through an acto
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import threading
 import time
@@ -43,6 +44,8 @@ from staleflow.runtime.start import StartPoint
 from staleflow.servers.parameter_server import ParameterServer
 from staleflow.servers.transport import Handle, Lease
 
+EVALUATION_NICENESS = 5
+"""Where cores are short, evaluation gets about a third of the share of a part that training waits for."""
 IDLE_WAIT_S = 0.05
 """How long the decode thread sleeps with nothing to do, unless commands wake it."""
 
@@ -242,6 +245,7 @@ class EvaluatorActor:
 
     def __init__(self, config: Config, weights: Handle, logs: Path) -> None:
         log_to(logs, "evaluator")
+        os.nice(EVALUATION_NICENESS)
         self._config = config
         self._subscriber = weights.subscriber()
 

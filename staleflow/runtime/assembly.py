@@ -29,7 +29,7 @@ from staleflow.protocol.buffer import StalenessBuffer
 from staleflow.registry import load_named
 from staleflow.reward.verifiers import ScoreRequest
 from staleflow.rollout.engine import Engine, SamplingParams
-from staleflow.runtime.evaluation import Evaluator, Scorer
+from staleflow.runtime.evaluation import EvaluationPlan, Evaluator, Scorer
 from staleflow.runtime.start import StartPoint
 from staleflow.servers.trajectory_server import TrajectoryServer
 from staleflow.storage.cost_file import load_cost_model
@@ -53,6 +53,7 @@ def check_own_parts(config: Config) -> None:
         ("rollout engine", config.rollout.engine, ("torch", "fake")),
         ("trainer", config.training.trainer, ("torch",)),
     ):
+        ("rollout engine", config.evaluation.engine or config.rollout.engine, ("torch", "fake")),
         if name not in known and not callable(load_named(kind, name, {})):
             raise ConfigError(f"{kind} {name!r} is neither a class nor a function: name one that builds it")
     build_costs(config)
@@ -272,15 +273,13 @@ def build_engine(
     tokenizer: Tokenizer,
     *,
     spend: Callable[[float], object],
-    greedy: bool = False,
     endless: bool = False,
-    model: PreTrainedModel | None = None,
 ) -> Engine:
     """An engine without weights. `spend` lets the fake engine's time pass. `endless`: no token, and no
     scripted length, ends a trajectory, which measuring needs."""
     rollout = config.rollout
     sampling = SamplingParams(
-        temperature=0.0 if greedy else rollout.temperature,
+        temperature=rollout.temperature,
         top_p=rollout.top_p,
         top_k=rollout.top_k,
         stop_token_ids=() if endless else tokenizer.stop_token_ids,
@@ -297,7 +296,7 @@ def build_engine(
         from staleflow.rollout.torch.engine import TorchEngine
 
         limit_threads(rollout.threads)
-        return TorchEngine(model if model is not None else build_model(config), **common)
+        return TorchEngine(build_model(config), **common)
     if rollout.engine == "fake":
         from staleflow.rollout.fake import FakeEngine
 
@@ -416,22 +415,33 @@ def build_inline_scorer(config: Config) -> Scorer:
 def build_evaluator(
     config: Config, tokenizer: Tokenizer, prompts: tuple[Prompt, ...], scorer: Scorer
 ) -> Evaluator:
-    """Two engines, sampled and greedy, over the held-out prompts."""
+    """An engine of its own over the held-out prompts."""
 
     def no_time(seconds: float) -> None:
         """Evaluation with the fake engine takes no time."""
 
-    model = build_model(config) if config.rollout.engine == "torch" else None
+    evaluation = config.evaluation
     return Evaluator(
-        sampled=build_engine(config, tokenizer, spend=no_time, model=model),
-        greedy=build_engine(config, tokenizer, spend=no_time, greedy=True, model=model),
+        engine=build_engine(evaluating(config), tokenizer, spend=no_time),
         prompts=prompts,
         scorer=scorer,
         request=scoring_request(tokenizer),
-        max_new_tokens=config.evaluation.max_new_tokens or config.rollout.max_new_tokens,
+        plan=EvaluationPlan(
+            max_new_tokens=evaluation.max_new_tokens or config.rollout.max_new_tokens,
+            samples=evaluation.samples,
+            pass_at=evaluation.pass_at,
+            pass_score=evaluation.pass_score,
+            greedy=evaluation.greedy,
+        ),
     )
 
 
 def instance_names(config: Config) -> list[str]:
     """`i0`, `i1`, ..."""
     return [f"i{n}" for n in range(config.rollout.instances)]
+def evaluating(config: Config) -> Config:
+    """The config as the evaluation's engine sees it."""
+    engine = config.evaluation.engine or config.rollout.engine
+    return config.model_copy(update={"rollout": config.rollout.model_copy(update={"engine": engine})})
+
+

@@ -124,6 +124,10 @@ class Backend(Protocol):
         """Evaluate a held version; Evaluated follows, and the version is let go."""
         ...
 
+    def release(self, version: int) -> None:
+        """Let a held version go that is not evaluated after all."""
+        ...
+
     def poll(self, timeout_s: float) -> Sequence[Message]:
         """What has happened; waits up to `timeout_s` for the first message."""
         ...

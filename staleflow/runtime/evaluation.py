@@ -1,24 +1,32 @@
 """Evaluation on a fixed held-out set, each time on exactly one weight version.
 
 Invariants: the weights are those of the version asked for, pinned in the parameter server until they are
-loaded; evaluation has engines of its own, so that it never takes a place from training; the same prompt gets
-the same random numbers at every version, so that two versions differ by their weights alone.
+loaded; evaluation has an engine of its own, so that it never takes a place from training; the same prompt
+gets the same random numbers at every version, so that two versions differ by their weights alone.
+
+pass@k is the estimator of Chen et al., "Evaluating Large Language Models Trained on Code" (arXiv 2107.03374,
+section 2.1): with c right responses among n, 1 - C(n - c, k) / C(n, k), averaged over the prompts. A response
+that its verifier could not judge counts as wrong.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from staleflow.data.trajectory import Prompt, Reward, Trajectory
+from staleflow.data.trajectory import FinishReason, Prompt, Reward, Trajectory
 from staleflow.errors import RunFailed
 from staleflow.reward.verifiers import ScoreRequest
 from staleflow.rollout.engine import Engine
 
 ANSWER_LIMIT_S = 600.0
-"""All answers of an evaluation must be scored within this time; the pool's own limits are far below."""
+"""The next answer of an evaluation must come within this time; the pool's own limits are far below."""
+SAMPLED, GREEDY = "heldout", "heldout_greedy"
+"""The sets: the same prompts, answered in two ways."""
 
 
 class Scorer(Protocol):
@@ -37,72 +45,124 @@ class Scorer(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationPlan:
+    """What is generated, and what is made of it."""
+
+    max_new_tokens: int
+    """Most tokens of one response."""
+    samples: int = 1
+    """Sampled responses per prompt."""
+    pass_at: tuple[int, ...] = ()
+    """Each k of pass@k; none above `samples`."""
+    pass_score: float = 1.0
+    """Raw score from which on a response is right."""
+    greedy: bool = True
+    """One greedy response per prompt as well."""
+
+
+def pass_at_k(samples: int, right: int, k: int) -> float:
+    """The chance that of k responses drawn from `samples`, of which `right` are right, at least one is.
+
+    Unbiased for k drawn anew. 1 <= k <= samples, 0 <= right <= samples. Source: see the module.
+    """
+    return 1.0 - math.comb(samples - right, k) / math.comb(samples, k)
+
+
 class Evaluator:
-    """Evaluates by generating one response per held-out prompt, sampled and greedy."""
+    """Generates the responses to all held-out prompts, and scores them."""
 
     def __init__(
         self,
         *,
-        sampled: Engine,
-        greedy: Engine,
+        engine: Engine,
         prompts: Sequence[Prompt],
         scorer: Scorer,
         request: Callable[[Trajectory], ScoreRequest],
-        max_new_tokens: int,
+        plan: EvaluationPlan,
     ) -> None:
         """`request` makes a scoring request of a finished trajectory."""
-        self._engines = {"heldout": sampled, "heldout_greedy": greedy}
+        self._engine = engine
         self._prompts = prompts
         self._scorer = scorer
         self._request = request
-        self._max_new_tokens = max_new_tokens
+        self._plan = plan
 
     def evaluate(self, tensors: Mapping[str, NDArray[Any]], version: int) -> dict[str, float]:
-        """`<set>/avg@1` for the set sampled and greedy, and the number of prompts.
+        """The metrics of one version, without their prefix `eval/`.
 
-        `tensors` need to stay valid until this returns. Raises EngineError when an engine breaks.
+        For the set `heldout`: `avg@n` (mean raw score), a `pass@k` for each k of the plan; for
+        `heldout_greedy`: `avg@1`; for both mean length and the share cut off at the budget; and the number
+        of prompts. `tensors` need to stay valid until this returns. Raises EngineError when the engine
+        breaks, RunFailed when the verifier does not answer.
         """
-        values: dict[str, float] = {"heldout/prompts": float(len(self._prompts))}
-        for name, engine in self._engines.items():
-            if engine.version != version:
-                engine.load_weights(tensors, version, "recompute")
-            finished = self._generate(name, engine)
-            scores = self._score(finished)
-            values[f"{name}/avg@1"] = sum(scores) / max(1, len(scores))
-            values[f"{name}/response_len_mean"] = sum(t.response_len for t in finished) / max(
-                1, len(finished)
+        if self._engine.version != version:
+            self._engine.load_weights(tensors, version, "recompute")
+        finished, rewards = self._answers()
+        plan = self._plan
+        sets = {SAMPLED: plan.samples, **({GREEDY: 1} if plan.greedy else {})}
+        values: dict[str, float] = {f"{SAMPLED}/prompts": float(len(self._prompts))}
+        for name, samples in sets.items():
+            by_prompt = [
+                [rewards[_trajectory_id(name, index, member)] for member in range(samples)]
+                for index in range(len(self._prompts))
+            ]
+            values[f"{name}/avg@{samples}"] = _mean([score for scores in by_prompt for score in scores])
+            for k in plan.pass_at if name == SAMPLED else ():
+                right = [sum(score >= plan.pass_score for score in scores) for scores in by_prompt]
+                values[f"{name}/pass@{k}"] = _mean([pass_at_k(samples, c, k) for c in right])
+            of_set = [t for t in finished if t.group_id.startswith(f"eval-{name}-")]
+            values[f"{name}/response_len_mean"] = _mean([t.response_len for t in of_set])
+            values[f"{name}/truncated_ratio"] = _mean(
+                [t.finish_reason is FinishReason.LENGTH for t in of_set]
             )
         return values
 
     def close(self) -> None:
-        """Free engines and scorer."""
-        for engine in self._engines.values():
-            engine.close()
+        """Free engine and scorer."""
+        self._engine.close()
         self._scorer.close()
 
-    def _generate(self, name: str, engine: Engine) -> list[Trajectory]:
-        for index, prompt in enumerate(self._prompts):
-            group = f"eval-{name}-p{index}"
-            engine.add(
-                Trajectory(
-                    trajectory_id=f"{group}-m0",
-                    group_id=group,
-                    member=0,
-                    prompt=prompt,
-                    max_new_tokens=self._max_new_tokens,
-                )
-            )
+    def _answers(self) -> tuple[list[Trajectory], dict[str, float]]:
+        """Every response, and its raw score by id. Scoring goes on while others are generated."""
+        expected = self._begin()
         finished: list[Trajectory] = []
-        while len(finished) < len(self._prompts):
-            finished.extend(engine.step())
-        return finished
-
-    def _score(self, trajectories: Sequence[Trajectory]) -> list[float]:
-        self._scorer.submit([self._request(t) for t in trajectories])
-        answers: list[tuple[str, Reward]] = []
-        while len(answers) < len(trajectories):
+        rewards: dict[str, float] = {}
+        while len(finished) < expected:
+            ended = self._engine.step()
+            if ended:
+                finished.extend(ended)
+                self._scorer.submit([self._request(t) for t in ended])
+                rewards |= {name: reward.raw for name, reward in self._scorer.poll()}
+        while len(rewards) < expected:
             more = self._scorer.poll(ANSWER_LIMIT_S)
             if not more:
                 raise RunFailed("the verifier did not answer an evaluation")
-            answers.extend(more)
-        return [reward.raw for _, reward in answers]
+            rewards |= {name: reward.raw for name, reward in more}
+        return finished, rewards
+
+    def _begin(self) -> int:
+        """Queue everything; returns how many there are."""
+        plan = self._plan
+        count = 0
+        for index, prompt in enumerate(self._prompts):
+            for name, samples in ((SAMPLED, plan.samples), (GREEDY, int(plan.greedy))):
+                for member in range(samples):
+                    trajectory = Trajectory(
+                        trajectory_id=_trajectory_id(name, index, member),
+                        group_id=f"eval-{name}-p{index}",
+                        member=member,
+                        prompt=prompt,
+                        max_new_tokens=plan.max_new_tokens,
+                    )
+                    self._engine.add(trajectory, greedy=name == GREEDY)
+                    count += 1
+        return count
+
+
+def _trajectory_id(name: str, index: int, member: int) -> str:
+    return f"eval-{name}-p{index}-m{member}"
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / max(1, len(values))

@@ -128,6 +128,12 @@ class InlineBackend:
             values = self._evaluator.evaluate(lease.tensors, version) if self._evaluator else {}
         self._messages.append(Evaluated(version=version, values=values, seconds=0.0))
 
+    def release(self, version: int) -> None:
+        """At once."""
+        lease = self._held.pop(version, None)
+        if lease is not None:
+            lease.release()
+
     def poll(self, timeout_s: float) -> Sequence[Message]:
         """Let every part work for a while, in a fixed order."""
         self._clock.sleep(self._pace.poll_s)

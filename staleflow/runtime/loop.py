@@ -69,6 +69,7 @@ from staleflow.runtime.backend import (
     TrainerUp,
 )
 from staleflow.runtime.clock import Clock
+from staleflow.runtime.evaluation_turns import EvaluationTurns
 from staleflow.runtime.heap import Heap
 from staleflow.runtime.length_counts import Late
 from staleflow.runtime.observer import Observer
@@ -88,6 +89,8 @@ class LoopSettings:
     """Longest time between two coordination cycles."""
     evaluate_every: int
     """Training steps between evaluations; 0: none."""
+    evaluation_backlog: int
+    """Versions that may wait while another is evaluated."""
     checkpoint_every: int
     """Training steps between checkpoints; 0: only at the end."""
     start_timeout_s: float
@@ -132,7 +135,9 @@ class RunLoop:
         self._to_score: list[str] = []
         self._external: dict[str, None] = {}
         self._stop = threading.Event()
-        self._evaluating: set[int] = set()
+        self._evaluations = EvaluationTurns(
+            every=settings.evaluate_every, steps=settings.steps, backlog=settings.evaluation_backlog
+        )
         self._saving: set[int] = set()
         self._version = -1
         self._saved = -1
@@ -219,7 +224,7 @@ class RunLoop:
                 and self._observer.last_evaluated < self._version
             ):
                 self._evaluate(self._version)
-        while self._saving or (self._evaluating and not self._stop.is_set()):
+        while self._saving or (self._evaluations.are_left and not self._stop.is_set()):
             if not self._saving:
                 self._observer.phase("evaluating")
             for message in self._backend.poll(self._settings.interval_s):
@@ -265,9 +270,10 @@ class RunLoop:
                 self._observer.event("checkpoint", f"saved step {version} in {seconds:.1f} s")
                 self._journal.saved(version, seconds)
             case Evaluated():
-                self._evaluating.discard(message.version)
+                self._evaluations.done(message.version)
                 self._observer.evaluated(message)
                 self._journal.evaluated(message.version, message.seconds)
+                self._start_evaluation()
             case PartFailed(part=part, reason=reason, blame_user=blame_user):
                 raise UserError(reason) if blame_user else RunFailed(f"{part} failed: {reason}")
 
@@ -291,7 +297,7 @@ class RunLoop:
         every = self._settings.checkpoint_every
         if every and result.version % every == 0:
             self._save(result.version)
-        if self._is_evaluated(result.version):
+        if self._evaluations.is_due(result.version):
             self._evaluate(result.version)
         self._on_pushed(result.version)
 
@@ -433,7 +439,7 @@ class RunLoop:
         waited_s = self._clock.now() - self._idle_since
         self._observer.batch(batch.step, batch.groups, waited_s)
         self._journal.batch(effect.step, waited_s)
-        self._backend.train(batch, hold=self._is_evaluated(effect.step + 1))
+        self._backend.train(batch, hold=self._evaluations.is_due(effect.step + 1))
         self._heap_is_due = True
 
     def _send_off(self) -> None:
@@ -453,13 +459,17 @@ class RunLoop:
 
     # ------------------------------------------------------------------ evaluation and checkpoints
 
-    def _is_evaluated(self, version: int) -> bool:
-        every = self._settings.evaluate_every
-        return bool(every) and (version % every == 0 or version >= self._settings.steps)
-
     def _evaluate(self, version: int) -> None:
-        if version not in self._evaluating:
-            self._evaluating.add(version)
+        skipped = self._evaluations.ask(version)
+        if skipped is not None:
+            self._backend.release(skipped)
+            text = f"version {skipped} is not evaluated: evaluation is behind (see evaluation.backlog)"
+            self._observer.event("evaluation_skipped", text)
+        self._start_evaluation()
+
+    def _start_evaluation(self) -> None:
+        version = self._evaluations.start()
+        if version is not None:
             self._backend.evaluate(version)
 
     def _save(self, version: int) -> None:

@@ -220,7 +220,7 @@ class Observer:
         values |= {f"eval/{name}": value for name, value in message.values.items()}
         values["eval/seconds"] = message.seconds
         self._add("eval", values)
-        sampled = message.values.get("heldout/avg@1")
+        sampled = next((v for k, v in message.values.items() if k.startswith("heldout/avg@")), None)
         if sampled is not None:
             self._status = replace(self._status, evals=(*self._status.evals, (message.version, sampled)))
 

@@ -118,10 +118,14 @@ class RayBackend:
         """Evaluate; the trainer lets the version go afterwards."""
 
         def done(message: Message) -> list[Message]:
-            self._trainer.release.remote(version)
+            self.release(version)
             return [message]
 
         self._expect(self._evaluator.evaluate.remote(version), "the evaluation", done)
+
+    def release(self, version: int) -> None:
+        """The trainer holds it."""
+        self._trainer.release.remote(version)
 
     # ------------------------------------------------------------------ messages
 

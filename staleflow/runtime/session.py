@@ -76,6 +76,7 @@ def loop_settings(config: Config) -> LoopSettings:
         least_gap_s=config.coordination.interval_ms / 1000 if config.cluster.runtime == "ray" else 0.0,
         interval_s=config.coordination.interval_ms / 1000,
         evaluate_every=config.evaluation.every,
+        evaluation_backlog=config.evaluation.backlog,
         checkpoint_every=config.checkpoint.every,
         start_timeout_s=config.cluster.start_timeout_s,
     )
