@@ -5,7 +5,7 @@ a built Config never changes. What one field alone cannot say (combinations) is 
 
 The text under each field is its documentation: `staleflow config` prints it, and `configs/default.yaml`
 is that print. The larger sections are in `schema_rollout`, `schema_coordination`, `schema_training`,
-`schema_scoring` and `schema_simulation`.
+`schema_scoring`, `schema_cluster` and `schema_simulation`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from staleflow.config.base import Section, SourceName
+from staleflow.config.schema_cluster import Cluster
 from staleflow.config.schema_coordination import Coordination
 from staleflow.config.schema_rollout import Rollout
 from staleflow.config.schema_scoring import Evaluation, Reward
@@ -98,19 +99,6 @@ class Checkpoint(Section):
     """Training steps between checkpoints; one is also written at the end. 0: only at the end."""
     keep: int = Field(default=2, ge=1)
     """Newest checkpoints kept; older ones are removed."""
-
-
-class Cluster(Section):
-    """Where the parts run."""
-
-    runtime: Literal["ray", "inline"] = "ray"
-    """ray: each part in its own process; inline: all in this one, deterministic, for tests and debugging."""
-    address: str | None = None
-    """Address of a running Ray cluster. Null: a local one is started, and stopped at the end."""
-    shared_memory_dir: str | None = None
-    """Folder for weights in shared memory. Null: /dev/shm."""
-    start_timeout_s: float = Field(default=120.0, gt=0)
-    """Seconds all parts together may take to start."""
 
 
 class Wandb(Section):

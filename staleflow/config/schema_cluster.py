@@ -1,0 +1,60 @@
+"""The section `cluster` of the schema: where the parts run, and how weights travel between nodes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, Strict
+
+from staleflow.config.base import Section
+
+PartName = Literal["servers", "reward", "evaluation", "training", "rollout"]
+Amount = Annotated[float, Field(ge=0)]
+
+
+class ClusterPlacement(Section):
+    """What the actors of each part ask of Ray, as bundles of one placement group. No amount: anywhere."""
+
+    strategy: Literal["pack", "spread", "strict_pack", "strict_spread"] = "pack"
+    """pack: on few nodes; spread: on many; strict_pack: on one; strict_spread: a node for each actor."""
+    rollout_gpus: Amount | None = None
+    """GPUs of one rollout instance, all on one node. Null: as many as the vllm engine is set to, else 0."""
+    rollout_cpus: Amount | None = None
+    """CPUs of one rollout instance. Null: 1 on an existing cluster, 0 on a local one."""
+    training_gpus: Amount | None = None
+    """GPUs of one training rank. Null: 1 for the deepspeed trainer where there are GPUs, else 0."""
+    training_cpus: Amount | None = None
+    """CPUs of one training rank. Null: 1 on an existing cluster, 0 on a local one."""
+    evaluation_gpus: Amount | None = None
+    """GPUs of the evaluation, if there is one. Null: those of one rollout instance."""
+    evaluation_cpus: Amount | None = None
+    """CPUs of the evaluation, if there is one. Null: 1 on an existing cluster, 0 on a local one."""
+    reward_cpus: Amount | None = None
+    """CPUs of the rewards. Null: reward.workers on an existing cluster, 0 on a local one."""
+    servers_cpus: Amount | None = None
+    """CPUs of the run loop with the trajectory server. Null: 1 on an existing cluster, 0 on a local one."""
+    resources: dict[PartName, dict[str, Amount]] = Field(default_factory=dict)
+    """Custom Ray resources that each actor of a part asks for as well, to choose its nodes."""
+    wait_s: float = Field(default=120.0, gt=0)
+    """Seconds to wait for what the cluster has but others are using."""
+
+
+class Cluster(Section):
+    """Where the parts run."""
+
+    runtime: Literal["ray", "inline"] = "ray"
+    """ray: each part in its own process; inline: all in this one, deterministic, for tests and debugging."""
+    address: str | None = None
+    """Address of a running Ray cluster (host:port, or auto). Null: a local one, stopped at the end."""
+    ship: Annotated[tuple[str, ...], Strict(False)] = ()
+    """Folders of your own Python packages that are sent to every node of an existing cluster."""
+    transport: Literal["auto", "shared_memory", "object_store", "device"] = "auto"
+    """How weights reach the nodes. shared_memory: there is one node; object_store: Ray's; device: NIXL, by
+    Ray's direct transport. auto: on an existing cluster device where it works, else object_store."""
+    transfer_mb: int = Field(default=64, ge=1)
+    """MiB of a piece of weights on its way to another node; four are in Ray's object store at most."""
+    shared_memory_dir: str | None = None
+    """Folder for weights in shared memory, on every node. Null: /dev/shm."""
+    start_timeout_s: float = Field(default=120.0, gt=0)
+    """Seconds all parts together may take to start."""
+    placement: ClusterPlacement = ClusterPlacement()

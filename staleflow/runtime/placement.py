@@ -1,0 +1,229 @@
+"""Where the parts run on a Ray cluster: one placement group, a bundle for each actor that asks for anything.
+
+Invariants:
+
+- an actor's bundle lies on one node, so a rollout instance with several GPUs has them all on one node;
+- what the cluster can never give is refused before any actor starts, with the sums; what others use now is
+  waited for, with a limit;
+- a bundle reserves, the actor in it asks Ray for its GPUs only: so a part may have more processes than actors;
+- a part that asks for nothing has no bundle and runs anywhere. On a local cluster of CPUs that is every part,
+  and there is no group at all.
+
+::
+
+    [servers] [reward] [evaluation] [training 0] [training 1] .. [rollout 0] [rollout 1] ..
+     loop, TS,  verifiers   engines     rank 0        rank 1          i0          i1
+     directory
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from staleflow.config.schema import Config
+from staleflow.config.schema_cluster import PartName
+from staleflow.errors import ConfigError, RunFailed
+
+Resources = Mapping[str, float]
+"""Amounts by Ray's names of resources: CPU, GPU, or a custom one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What one actor of a part asks for, and how many such actors there are."""
+
+    part: PartName
+    actors: int
+    resources: Resources
+    """Without what is 0; empty: nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Which bundle each actor goes to. Picklable."""
+
+    group: Any = None
+    """Ray's PlacementGroup; None: no part asks for anything."""
+    bundles: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    """Number of the bundle, by part and index."""
+    shares: Mapping[str, Resources] = field(default_factory=dict)
+    """What one actor asks for, by part."""
+
+    def options(self, part: PartName, index: int = 0) -> dict[str, Any]:
+        """Options for `ray.remote` of the actor number `index` of `part`.
+
+        Every process of the servers takes index 0. Raises ValueError for an index that has no bundle.
+        """
+        options: dict[str, Any] = {"num_cpus": 0}
+        wanted = self.shares.get(part, {})
+        if gpus := wanted.get("GPU"):
+            options["num_gpus"] = gpus
+        if not wanted or self.group is None:
+            return options
+        if (part, index) not in self.bundles:
+            raise ValueError(f"no place was made for number {index} of {part}")
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
+            placement_group=self.group,
+            placement_group_bundle_index=self.bundles[part, index],
+            placement_group_capture_child_tasks=False,
+        )
+        return options
+
+    def remove(self) -> None:
+        """Give the resources back. Actors in it are killed."""
+        if self.group is not None:
+            from ray.util.placement_group import remove_placement_group
+
+            remove_placement_group(self.group)
+
+
+def make_placement(config: Config) -> Placement:
+    """Reserve what the config asks for on the cluster that is connected to.
+
+    Raises ConfigError when the cluster has not as much, RunFailed when others use it for longer than
+    cluster.placement.wait_s.
+    """
+    import ray
+    from ray.util.placement_group import placement_group, remove_placement_group
+
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    asked = shares(config, gpus=sum(node.get("GPU", 0.0) for node in nodes) > 0)
+    if lack := lack_of_resources(asked, nodes):
+        raise ConfigError(lack)
+    wanted = {share.part: share.resources for share in asked}
+    places = [(s.part, n) for s in asked if s.resources for n in range(s.actors)]
+    if not places:
+        return Placement(shares=wanted)
+    settings = config.cluster.placement
+    group = placement_group(
+        [dict(wanted[part]) for part, _ in places], strategy=settings.strategy.upper(), name="staleflow"
+    )
+    if not group.wait(settings.wait_s):
+        remove_placement_group(group)
+        free = {name: amount for name, amount in ray.available_resources().items() if _is_countable(name)}
+        raise RunFailed(
+            f"the cluster has not set aside what the run asks for within {settings.wait_s:g} s "
+            f"(cluster.placement.wait_s): {_sums(asked)}, with strategy {settings.strategy}; free are {_amounts(free)}"
+        )
+    return Placement(group=group, bundles={place: n for n, place in enumerate(places)}, shares=wanted)
+
+
+def shares(config: Config, *, gpus: bool) -> tuple[Share, ...]:
+    """What each part asks for. `gpus`: the cluster has some."""
+    settings, evaluated = config.cluster.placement, bool(config.evaluation.every)
+    on_cluster = config.cluster.address is not None
+    instance_gpus = _given(settings.rollout_gpus, _engine_gpus(config) if gpus else 0)
+    wanted: list[tuple[PartName, int, float | None, float, float]] = [
+        # part, actors, CPUs, CPUs on an existing cluster if that is null, GPUs
+        ("servers", 1, settings.servers_cpus, 1, 0),
+        ("reward", 1, settings.reward_cpus, config.reward.workers, 0),
+        (
+            "evaluation",
+            int(evaluated),
+            settings.evaluation_cpus,
+            1,
+            _given(settings.evaluation_gpus, instance_gpus),
+        ),
+        (
+            "training",
+            training_ranks(config),
+            settings.training_cpus,
+            1,
+            _given(settings.training_gpus, float(gpus and config.training.trainer == "deepspeed")),
+        ),
+        ("rollout", config.rollout.instances, settings.rollout_cpus, 1, instance_gpus),
+    ]
+    return tuple(
+        Share(
+            part=part,
+            actors=actors,
+            resources=_nonzero(
+                {
+                    "CPU": _given(cpus, default if on_cluster else 0),
+                    "GPU": gpu,
+                    **settings.resources.get(part, {}),
+                }
+            ),
+        )
+        for part, actors, cpus, default, gpu in wanted
+    )
+
+
+def training_ranks(config: Config) -> int:
+    """Processes that train together."""
+    return 1
+
+
+def _engine_gpus(config: Config) -> float:
+    """GPUs that one rollout instance computes on."""
+    return 0.0
+
+
+def lack_of_resources(asked: Sequence[Share], nodes: Sequence[Resources]) -> str:
+    """A sentence for the person when `nodes`, all empty, could not hold what is asked for; else empty.
+
+    It compares sums, and each bundle with each node. What passes may still not fit, as boxes may not; Ray is
+    then waited for in vain, with a limit.
+    """
+    has = {name: sum(node.get(name, 0.0) for node in nodes) for name in _names(asked)}
+    wants = {name: sum(s.actors * s.resources.get(name, 0.0) for s in asked) for name in has}
+    short = {name: wants[name] for name in has if wants[name] > has[name]}
+    if short:
+        return (
+            f"the run asks for {_amounts(short)}, and the cluster has {_amounts({n: has[n] for n in short})} in "
+            f"{_count(len(nodes), 'node')}: {_sums(asked, short)}; take a larger cluster, or lower "
+            "cluster.placement or the number of rollout.instances"
+        )
+    for share in asked:
+        if share.actors and not any(_fits(share.resources, node) for node in nodes):
+            largest = {name: max(node.get(name, 0.0) for node in nodes) for name in share.resources}
+            return (
+                f"one actor of {share.part} asks for {_amounts(share.resources)} on one node, and no node has "
+                f"that (most of each: {_amounts(largest)}): lower it in cluster.placement"
+            )
+    return ""
+
+
+def _names(asked: Sequence[Share]) -> list[str]:
+    return list(dict.fromkeys(name for share in asked for name in share.resources))
+
+
+def _fits(wanted: Resources, node: Resources) -> bool:
+    return all(node.get(name, 0.0) >= amount for name, amount in wanted.items())
+
+
+def _sums(asked: Sequence[Share], only: Resources | None = None) -> str:
+    """`rollout 4 x (2 GPU, 1 CPU), ...` of those that ask for any."""
+
+    def terms() -> Iterator[str]:
+        for share in asked:
+            shown = {n: a for n, a in share.resources.items() if only is None or n in only}
+            if share.actors and shown:
+                yield f"{share.part} {share.actors} x ({_amounts(shown)})"
+
+    return ", ".join(terms())
+
+
+def _amounts(resources: Resources) -> str:
+    return ", ".join(f"{amount:g} {name}" for name, amount in resources.items()) or "nothing"
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def _is_countable(name: str) -> bool:
+    """Not a node's address, nor bytes of memory, nor the group's own bookkeeping."""
+    return ":" not in name and "memory" not in name and "_group_" not in name
+
+
+def _given(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _nonzero(resources: Resources) -> Resources:
+    return {name: amount for name, amount in resources.items() if amount > 0}
