@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from transformers import PreTrainedModel
 
+    from staleflow.training.objective import Objective
+
 NO_WEIGHTS = -1
 """Version of an engine that has not pulled yet."""
 DEFAULT_CONTEXT = 1 << 20
@@ -51,9 +53,9 @@ def check_own_parts(config: Config) -> None:
     """Load what dotted paths and cost models name, before anything starts. Raises ConfigError."""
     for kind, name, known in (
         ("rollout engine", config.rollout.engine, ("torch", "fake")),
+        ("rollout engine", config.evaluation.engine or config.rollout.engine, ("torch", "fake")),
         ("trainer", config.training.trainer, ("torch",)),
     ):
-        ("rollout engine", config.evaluation.engine or config.rollout.engine, ("torch", "fake")),
         if name not in known and not callable(load_named(kind, name, {})):
             raise ConfigError(f"{kind} {name!r} is neither a class nor a function: name one that builds it")
     build_costs(config)
@@ -354,36 +356,46 @@ def limit_threads(threads: int) -> None:
 # ---------------------------------------------------------------------- trainer, rewards, evaluation
 
 
+def build_objective(config: Config) -> Objective:
+    """What any trainer optimises."""
+    from staleflow.training.algorithms import load_algorithm
+    from staleflow.training.objective import Objective
+
+    training = config.training
+    return Objective(
+        algorithm=load_algorithm(training.algorithm),
+        correction=training.correction,
+        minibatches=training.minibatches,
+        clip_low=training.clip_low,
+        clip_high=training.clip_high,
+        tis_cap=training.tis_cap,
+        overlong_buffer=training.overlong_buffer,
+        overlong_penalty=training.overlong_penalty,
+        max_new_tokens=config.rollout.max_new_tokens,
+        bound=kept_bound(config),
+        seed=config.run.seed,
+    )
+
+
 def build_trainer(config: Config, start: StartPoint) -> Trainer:
     """The trainer at the weights of the start point."""
     training = config.training
     if training.trainer != "torch":
         trainer: Trainer = load_named("trainer", training.trainer, {})(config=config)
     else:
-        from staleflow.training.algorithms import load_algorithm
         from staleflow.training.torch_trainer import TorchTrainer
 
         limit_threads(training.threads)
         trainer = TorchTrainer(
             build_model(config),
-            algorithm=load_algorithm(training.algorithm),
-            correction=training.correction,
+            objective=build_objective(config),
             temperature=config.rollout.temperature,
             learning_rate=training.learning_rate,
             weight_decay=training.weight_decay,
             betas=training.betas,
             warmup_steps=training.warmup_steps,
             max_grad_norm=training.max_grad_norm,
-            minibatches=training.minibatches,
             micro_batch_tokens=training.micro_batch_tokens,
-            clip_low=training.clip_low,
-            clip_high=training.clip_high,
-            tis_cap=training.tis_cap,
-            overlong_buffer=training.overlong_buffer,
-            overlong_penalty=training.overlong_penalty,
-            max_new_tokens=config.rollout.max_new_tokens,
-            bound=kept_bound(config),
-            seed=config.run.seed,
         )
     if start.checkpoint is not None:
         trainer.load(start.checkpoint)
@@ -436,12 +448,12 @@ def build_evaluator(
     )
 
 
-def instance_names(config: Config) -> list[str]:
-    """`i0`, `i1`, ..."""
-    return [f"i{n}" for n in range(config.rollout.instances)]
 def evaluating(config: Config) -> Config:
     """The config as the evaluation's engine sees it."""
     engine = config.evaluation.engine or config.rollout.engine
     return config.model_copy(update={"rollout": config.rollout.model_copy(update={"engine": engine})})
 
 
+def instance_names(config: Config) -> list[str]:
+    """`i0`, `i1`, ..."""
+    return [f"i{n}" for n in range(config.rollout.instances)]

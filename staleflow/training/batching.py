@@ -47,12 +47,26 @@ class Row:
     """Behaviour log-probs; 0 where nothing was generated."""
     versions: IntArray
     """GIVEN_VERSION where nothing was generated."""
-    advantage: float
+    advantages: FloatArray
+    """0 where there is none, and before they are estimated."""
+    prox: FloatArray | None = None
+    """Log-probs under the weights at the step's start; None: those of the update's own forward pass."""
+    reference: FloatArray | None = None
+    """Log-probs under the reference model; None: it is not asked."""
+    values: FloatArray | None = None
+    """What the critic expected before each token at the step's start; None: there is no critic."""
+    returns: FloatArray | None = None
+    """What the critic should have expected; None: there is no critic."""
 
     @property
     def loss_tokens(self) -> int:
         """Tokens in the loss."""
         return int(self.loss_mask.sum())
+
+    @property
+    def is_informative(self) -> bool:
+        """Whether a token in the loss has an advantage."""
+        return bool((self.loss_mask & (self.advantages != 0)).any())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +80,22 @@ class MicroBatch:
     behaviour: Tensor
     versions: Tensor
     advantages: Tensor
-    """Shape (rows, 1)."""
     scale: Tensor
     """Factor of each token's loss, fixed by the whole optimizer batch; shape (rows, 1)."""
+    lengths: tuple[int, ...]
+    """Tokens of each row without its padding."""
+    prox: Tensor | None
+    reference: Tensor | None
+    values: Tensor | None
+    returns: Tensor | None
+
+    def by_row(self, tensor: Tensor) -> dict[str, FloatArray]:
+        """Trajectory id -> its row of a (rows, length) tensor, without the padding."""
+        host = tensor.detach().float().cpu().numpy()
+        return {
+            name: host[i, :length].copy()
+            for i, (name, length) in enumerate(zip(self.trajectory_ids, self.lengths, strict=True))
+        }
 
     def trained(self, version: int) -> list[TrainedTrajectory]:
         """What was trained on at `version`, row by row, read back from the tensors.
@@ -91,8 +118,11 @@ class MicroBatch:
         return records
 
 
-def row_of(scored: ScoredTrajectory, advantage: float) -> Row:
-    """Lay out one member. Raises ValueError for an empty prompt: its first token has no log-prob."""
+def row_of(scored: ScoredTrajectory) -> Row:
+    """Lay out one member, its advantages not estimated yet.
+
+    Raises ValueError for an empty prompt: its first token has no log-prob.
+    """
     trajectory = scored.trajectory
     prompt_len = len(trajectory.prompt.tokens)
     if prompt_len == 0:
@@ -105,7 +135,7 @@ def row_of(scored: ScoredTrajectory, advantage: float) -> Row:
         loss_mask=np.concatenate([before, trajectory.loss_mask & is_usable(scored)]),
         behaviour=np.concatenate([np.zeros(prompt_len, dtype=np.float32), trajectory.log_probs]),
         versions=np.concatenate([np.full(prompt_len, GIVEN_VERSION, dtype=np.int32), trajectory.versions]),
-        advantage=advantage,
+        advantages=np.zeros(prompt_len + trajectory.response_len, dtype=np.float32),
     )
 
 
@@ -137,8 +167,9 @@ def _padded(rows: Sequence[Row], scales: NDArray[np.float64], device: torch.devi
             tensor[index, : len(array)] = torch.from_numpy(array)
         return tensor.to(device)
 
-    def column(values: Sequence[float] | NDArray[np.float64]) -> Tensor:
-        return torch.tensor(np.asarray(values), dtype=torch.float32, device=device)[:, None]
+    def optional(arrays: Sequence[FloatArray | None]) -> Tensor | None:
+        present = [array for array in arrays if array is not None]
+        return padded(present, 0, torch.float32) if len(present) == len(arrays) else None
 
     return MicroBatch(
         trajectory_ids=tuple(row.trajectory_id for row in rows),
@@ -147,6 +178,11 @@ def _padded(rows: Sequence[Row], scales: NDArray[np.float64], device: torch.devi
         loss_mask=padded([row.loss_mask for row in rows], 0, torch.bool),
         behaviour=padded([row.behaviour for row in rows], 0, torch.float32),
         versions=padded([row.versions for row in rows], GIVEN_VERSION, torch.int32),
-        advantages=column([row.advantage for row in rows]),
-        scale=column(scales),
+        advantages=padded([row.advantages for row in rows], 0, torch.float32),
+        scale=torch.tensor(scales, dtype=torch.float32, device=device)[:, None],
+        lengths=tuple(len(row.tokens) for row in rows),
+        prox=optional([row.prox for row in rows]),
+        reference=optional([row.reference for row in rows]),
+        values=optional([row.values for row in rows]),
+        returns=optional([row.returns for row in rows]),
     )

@@ -5,6 +5,8 @@ Invariant: every value is finite for finite inputs; a step without a token in th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from staleflow.training.losses import MAX_LOG_RATIO
@@ -51,7 +53,7 @@ class StepMetrics:
         weight: Tensor,
         informative: Tensor,
     ) -> None:
-        """Take in one micro-batch; shapes (rows, length), `informative` (rows, 1)."""
+        """Take in one micro-batch; each of shape (rows, length)."""
         difference = (prox - behaviour)[mask]
         log_x = difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
         per_token = {
@@ -60,7 +62,7 @@ class StepMetrics:
             "clip_frac": clipped[mask].float(),
             "logprob_abs_diff": difference.abs(),
             "correction_weight_mean": weight[mask],
-            "informative_ratio": informative.expand_as(mask)[mask].float(),
+            "informative_ratio": informative[mask].float(),
         }
         for name, values in per_token.items():
             self._sums[name] += float(values.detach().double().sum())
@@ -71,6 +73,20 @@ class StepMetrics:
         self._losses.append(loss)
         self._grad_norms.append(grad_norm)
         self._skipped += not applied
+
+    @staticmethod
+    def merged(parts: Sequence[StepMetrics]) -> StepMetrics:
+        """Those of a step whose tokens were spread over ranks; each rank took in every update.
+
+        An update's loss is the sum of its parts; gradient norm and outcome are the same on every rank.
+        """
+        whole = StepMetrics()
+        whole._sums = {name: sum(part._sums[name] for part in parts) for name in whole._sums}
+        whole._tokens = sum(part._tokens for part in parts)
+        whole._losses = [sum(losses) for losses in zip(*(part._losses for part in parts), strict=True)]
+        whole._grad_norms = list(parts[0]._grad_norms)
+        whole._skipped = parts[0]._skipped
+        return whole
 
     def values(self) -> dict[str, float]:
         """All of them, by metric name."""

@@ -12,16 +12,18 @@ Invariants:
 
 ::
 
-    groups -> rows with advantages -> minibatches -> [log pi_prox, no gradient]
-                                          |
-                                          v
-             micro-batches: forward, loss, backward (gradients add up) -> clip -> AdamW
+    groups -> minibatches of rows -> [measured before any update, no gradient] -> advantages
+                                                                                       |
+                                                                                       v
+                      micro-batches: forward, loss, backward (gradients add up) -> clip -> AdamW
+
+All but models, backward and optimizer is the `Objective`'s.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,14 +35,11 @@ from torch import Tensor
 
 from staleflow.data.trajectory import TrainBatch
 from staleflow.errors import ProtocolError, RunFailed
-from staleflow.training.algorithms.algorithm import Algorithm, Shaping
-from staleflow.training.batching import MicroBatch, Row, micro_batches, row_of
-from staleflow.training.correction_rules import check_correction
-from staleflow.training.corrections import CORRECTIONS
+from staleflow.training.batching import MicroBatch, Row, micro_batches
 from staleflow.training.log_probs import token_log_probs
-from staleflow.training.losses import ClipRange
+from staleflow.training.objective import Measured, Objective
 from staleflow.training.step_metrics import StepMetrics
-from staleflow.training.trainer import TrainResult
+from staleflow.training.trainer import TrainedTrajectory, TrainResult
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -50,54 +49,32 @@ STATE_FILE = "trainer.pt"
 
 
 class TorchTrainer:
-    """See the module. The model stays on its device; `weights` are views of its parameters on a CPU.
-
-    Raises ConfigError when `correction` is unknown, or `none` with a `bound` above 0.
-    """
+    """See the module. The model stays on its device; `weights` are views of its parameters on a CPU."""
 
     def __init__(
         self,
         model: PreTrainedModel,
         *,
-        algorithm: Algorithm,
-        correction: str,
+        objective: Objective,
         temperature: float,
         learning_rate: float,
         weight_decay: float,
         betas: tuple[float, float],
         warmup_steps: int,
         max_grad_norm: float,
-        minibatches: int,
         micro_batch_tokens: int,
-        clip_low: float,
-        clip_high: float,
-        tis_cap: float,
-        overlong_buffer: int,
-        overlong_penalty: float,
-        max_new_tokens: int,
-        bound: int,
-        seed: int,
         version: int = 0,
     ) -> None:
-        check_correction(correction, bound)
         # Dropout off: the ratio to the behaviour log-probs must measure weights, not noise.
         self._model = model.train(False)
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._device = self._parameters[0].device
-        self._algorithm = algorithm
-        self._correct = CORRECTIONS[correction]
+        self._objective = objective
         self._temperature = temperature
         self._learning_rate = learning_rate
         self._warmup_steps = warmup_steps
         self._max_grad_norm = max_grad_norm if max_grad_norm > 0 else math.inf
-        self._minibatches = minibatches
         self._micro_batch_tokens = micro_batch_tokens
-        self._clip = ClipRange(low=clip_low, high=clip_high)
-        self._tis_cap = tis_cap
-        self._shaping = Shaping(
-            max_new_tokens=max_new_tokens, overlong_buffer=overlong_buffer, overlong_penalty=overlong_penalty
-        )
-        self._seed = seed
         self._version = version
         self._optimizer = torch.optim.AdamW(
             self._parameters, lr=learning_rate, betas=betas, weight_decay=weight_decay
@@ -116,19 +93,14 @@ class TorchTrainer:
             )
         learning_rate = self._warmed_up_rate()
         metrics = StepMetrics()
-        minibatches = [
-            micro_batches(rows, self._scales(rows), self._micro_batch_tokens, self._device)
-            for rows in self._minibatch_rows(batch)
-        ]
-        prox: list[list[Tensor | None]] = [[self._prox(m) for m in micros] for micros in minibatches]
-        for micros, start in zip(minibatches, prox, strict=True):
-            self._update(micros, start, metrics)
-        records = {
-            record.trajectory_id: record
-            for micros in minibatches
-            for micro in micros
-            for record in micro.trained(self._version)
-        }
+        rows = self._objective.lay_out(batch)
+        updates = self._objective.updates(batch, rows, self._measure(rows))
+        records: dict[str, TrainedTrajectory] = {}
+        for update in updates:
+            micros = self._cut(update.rows, update.scales)
+            self._apply(micros, update.informative, metrics)
+            for micro in micros:
+                records |= {record.trajectory_id: record for record in micro.trained(self._version)}
         members = [member.trajectory.trajectory_id for group in batch.groups for member in group]
         result = TrainResult(
             version_start=self._version,
@@ -188,42 +160,36 @@ class TorchTrainer:
             group["lr"] = rate
         return rate
 
-    def _minibatch_rows(self, batch: TrainBatch) -> Iterator[list[Row]]:
-        """Rows of each optimizer update; groups are kept whole, and their order is drawn when it matters."""
-        groups = list(batch.groups)
-        count = min(self._minibatches, len(groups))
-        if count > 1:
-            order = np.random.default_rng([self._seed, batch.step]).permutation(len(groups))
-            groups = [groups[i] for i in order]
-        for chunk in np.array_split(np.arange(len(groups)), count) if count else []:
-            rows = []
-            for group in (groups[i] for i in chunk):
-                advantages = self._algorithm.advantages(group, self._shaping)
-                rows += [row_of(member, float(a)) for member, a in zip(group, advantages, strict=True)]
-            yield rows
-
-    def _scales(self, rows: list[Row]) -> NDArray[np.float64]:
-        loss_tokens = np.array([row.loss_tokens for row in rows], dtype=np.int64)
-        return self._algorithm.token_scale(loss_tokens, self._shaping.max_new_tokens)
+    def _cut(self, rows: Sequence[Row], scales: NDArray[np.float64]) -> list[MicroBatch]:
+        return micro_batches(rows, scales, self._micro_batch_tokens, self._device)
 
     @torch.no_grad()
-    def _prox(self, micro: MicroBatch) -> Tensor | None:
-        """Log-probs under the weights at the step's start; None: take those of the update's own forward.
+    def _measure(self, rows: Sequence[Sequence[Row]]) -> dict[str, Measured]:
+        """What the objective needs to know of each row before anything is updated."""
+        needs = self._objective.needs
+        measured: dict[str, Measured] = {}
+        if not needs:
+            return measured
+        for chunk in rows:
+            for micro in self._cut(chunk, np.zeros(len(chunk))):
+                prox = micro.by_row(self._log_probs(micro)[0])
+                measured |= {name: Measured(prox=prox[name]) for name in micro.trajectory_ids}
+        return measured
 
-        With a single update nothing moves in between, so the second forward pass would give the same.
-        """
-        if self._minibatches == 1:
-            return None
-        return token_log_probs(self._model, micro.input_ids, micro.loss_mask, self._temperature)[0]
+    def _log_probs(self, micro: MicroBatch) -> tuple[Tensor, Tensor]:
+        return token_log_probs(self._model, micro.input_ids, micro.loss_mask, self._temperature)
 
-    def _update(self, micros: list[MicroBatch], prox: list[Tensor | None], metrics: StepMetrics) -> None:
+    def _apply(self, micros: list[MicroBatch], informative: bool, metrics: StepMetrics) -> None:
         """One optimizer update, or a skipped one."""
-        informative = any(bool((m.loss_mask & (m.advantages != 0)).any()) for m in micros)
         self._optimizer.zero_grad(set_to_none=True)
         loss = 0.0
-        for micro, start in zip(micros, prox, strict=True):
+        for micro in micros:
             if bool(micro.loss_mask.any()):
-                loss += self._accumulate(micro, start, informative, metrics)
+                with torch.set_grad_enabled(informative):
+                    part = self._objective.loss(micro, *self._log_probs(micro))
+                if informative:
+                    torch.autograd.backward(part.loss)
+                loss += part.record(metrics)
         if not informative:
             metrics.add_update(loss=loss, grad_norm=0.0, applied=False)
             return
@@ -233,32 +199,6 @@ class TorchTrainer:
             self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         metrics.add_update(loss=loss, grad_norm=grad_norm, applied=applied)
-
-    def _accumulate(
-        self, micro: MicroBatch, prox: Tensor | None, with_gradient: bool, metrics: StepMetrics
-    ) -> float:
-        """Forward, and backward if wanted; returns this micro-batch's part of the loss."""
-        with torch.set_grad_enabled(with_gradient):
-            theta, entropy = token_log_probs(self._model, micro.input_ids, micro.loss_mask, self._temperature)
-            prox = theta.detach() if prox is None else prox
-            factors = self._correct(theta, prox, micro.behaviour, self._tis_cap)
-            token_loss = self._algorithm.token_loss(
-                factors.log_ratio, micro.advantages, micro.loss_mask, self._clip
-            )
-            weighted = token_loss.loss * factors.weight * micro.scale
-            loss = weighted[micro.loss_mask].sum()
-        if with_gradient:
-            torch.autograd.backward(loss)
-        metrics.add_tokens(
-            mask=micro.loss_mask,
-            prox=prox,
-            behaviour=micro.behaviour,
-            entropy=entropy,
-            clipped=token_loss.clipped,
-            weight=factors.weight,
-            informative=micro.advantages != 0,
-        )
-        return float(loss.detach())
 
     def _untied_weights(self) -> dict[str, Tensor]:
         """The state dict with each tied weight under its first name only, as safetensors wants it."""

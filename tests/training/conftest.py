@@ -21,6 +21,7 @@ from staleflow.data.trajectory import (
     Trajectory,
 )
 from staleflow.training.algorithms import load_algorithm
+from staleflow.training.objective import Objective
 from staleflow.training.torch_trainer import TorchTrainer
 
 VOCABULARY = 11
@@ -98,28 +99,37 @@ def make_batch(step: int = 0, seed: int = 0, groups: int = 3, members: int = 4) 
     return TrainBatch(step=step, groups=tuple(made))
 
 
+OBJECTIVE: dict[str, Any] = {
+    "algorithm": load_algorithm("dapo"),
+    "correction": "tis",
+    "minibatches": 1,
+    "clip_low": 0.2,
+    "clip_high": 0.28,
+    "tis_cap": 2.0,
+    "overlong_buffer": 0,
+    "overlong_penalty": 0.0,
+    "max_new_tokens": 16,
+    "bound": 1,
+    "seed": 0,
+}
+TRAINER: dict[str, Any] = {
+    "temperature": 1.0,
+    "learning_rate": 1e-2,
+    "weight_decay": 0.0,
+    "betas": (0.9, 0.95),
+    "warmup_steps": 0,
+    "max_grad_norm": 1e9,
+    "micro_batch_tokens": 64,
+}
+
+
+def make_objective(**changes: Any) -> Objective:
+    return Objective(**(OBJECTIVE | changes))
+
+
 def make_trainer(model: LlamaForCausalLM, **changes: Any) -> TorchTrainer:
-    options: dict[str, Any] = {
-        "algorithm": load_algorithm("dapo"),
-        "correction": "tis",
-        "temperature": 1.0,
-        "learning_rate": 1e-2,
-        "weight_decay": 0.0,
-        "betas": (0.9, 0.95),
-        "warmup_steps": 0,
-        "max_grad_norm": 1e9,
-        "minibatches": 1,
-        "micro_batch_tokens": 64,
-        "clip_low": 0.2,
-        "clip_high": 0.28,
-        "tis_cap": 2.0,
-        "overlong_buffer": 0,
-        "overlong_penalty": 0.0,
-        "max_new_tokens": 16,
-        "bound": 1,
-        "seed": 0,
-    }
-    return TorchTrainer(model, **(options | changes))
+    about_loss = {name: changes.pop(name) for name in list(changes) if name in OBJECTIVE}
+    return TorchTrainer(model, objective=make_objective(**about_loss), **(TRAINER | changes))
 
 
 @pytest.fixture(autouse=True)

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -6,8 +8,10 @@ from staleflow.training.batching import micro_batches, row_of
 
 
 def cut(members, budget, advantages=None):
-    advantages = advantages or [1.0] * len(members)
-    rows = [row_of(m, a) for m, a in zip(members, advantages, strict=True)]
+    rows = [
+        replace(row, advantages=np.full(len(row.tokens), a, dtype=np.float32))
+        for row, a in zip(map(row_of, members), advantages or [1.0] * len(members), strict=True)
+    ]
     return micro_batches(rows, np.full(len(rows), 0.5), budget)
 
 
@@ -20,7 +24,7 @@ def test_rows_are_laid_out_right_padded_with_entry_t_about_token_t(member):
     assert micro.loss_mask.tolist() == [[False, True, True, False], [False, False, False, True]]
     assert micro.behaviour.tolist() == [[0.0, -0.5, -0.25, 0.0], [0.0, 0.0, 0.0, -1.0]]
     assert micro.versions.tolist() == [[-1, 3, 4, -1], [-1, -1, -1, 5]]
-    assert micro.advantages.tolist() == [[2.0], [-1.0]]
+    assert micro.advantages.tolist() == [[2.0, 2.0, 2.0, 0.0], [-1.0] * 4]
     assert micro.scale.tolist() == [[0.5], [0.5]]
 
 
@@ -74,4 +78,4 @@ def test_a_row_longer_than_the_budget_goes_alone(member):
 
 def test_an_empty_prompt_is_refused(member):
     with pytest.raises(ValueError, match="g-m0 has an empty prompt"):
-        row_of(member("g", 0, [4], 1.0, prompt=[]), 1.0)
+        row_of(member("g", 0, [4], 1.0, prompt=[]))
