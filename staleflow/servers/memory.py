@@ -44,11 +44,12 @@ class MemoryTransport:
         """See `transport.Publisher`."""
         if self._newest is not None and version <= self._newest:
             raise TransportError(f"weight version {version} is not above the newest, {self._newest}")
-        layout = Layout.of(tensors)
+        copies = {name: _frozen_copy(tensor) for name, tensor in tensors.items()}
+        layout = Layout.of(copies)
         if self._layout is not None and (difference := self._layout.difference(layout)):
             raise TransportError(f"weight version {version} does not fit the first push: {difference}")
         self._layout = layout
-        self._versions[version] = MappingProxyType({name: _frozen_copy(t) for name, t in tensors.items()})
+        self._versions[version] = MappingProxyType(copies)
         self._newest = version
         self._drop_unused()
 

@@ -1,16 +1,18 @@
-"""One segment file: a header, a manifest and the payload of one weight version.
+"""One segment file: a header, the payload of one weight version, and a manifest of it.
 
 Invariants:
 
 - whoever writes holds the exclusive lock, whoever reads holds a shared one (`file_lock`);
 - the header's version is INCOMPLETE from before the first byte of payload changes until after the last one
   has, so that a writer killed in between leaves a segment that no reader takes;
-- a segment's size and manifest never change once it has its final name.
+- a segment's size and manifest never change once it has its final name;
+- writing goes through the tensors once, in their own order, and keeps none of them: they may be made one by
+  one, while they are written.
 
 ::
 
-    0        8         16         24              32
-    | magic  | version | sequence | manifest size | manifest (JSON) ... | padding to a page | payload ...
+    0        8         16         24                32              40     a page
+    | magic  | version | sequence | manifest offset | manifest size | ...  | payload ... | manifest (JSON)
 
 The payload holds each tensor at its own aligned offset, in the order of the manifest.
 """
@@ -35,9 +37,11 @@ from staleflow.errors import TransportError
 INCOMPLETE = -1
 """Header version of a segment whose payload is not whole."""
 
-_MAGIC = b"SFWEIGH1"
-_HEADER = struct.Struct("<8sqQQ")
+_MAGIC = b"SFWEIGH2"
+_HEADER = struct.Struct("<8sqQQQ")
 _VERSION_OFFSET = 8
+PAYLOAD_OFFSET = mmap.PAGESIZE
+"""Bytes from the start of the file."""
 _TENSOR_ALIGNMENT = 64
 """Bytes; a cache line, and a multiple of every element size."""
 
@@ -64,17 +68,21 @@ class Layout:
     @staticmethod
     def of(tensors: Mapping[str, NDArray[Any]]) -> Layout:
         """Lay tensors out one after the other. Raises TransportError for types that have no plain bytes."""
-        specs, end = [], 0
+        layout = Layout((), 0)
         for name, tensor in tensors.items():
-            if tensor.dtype.kind not in "biufc":
-                raise TransportError(
-                    f"tensor {name!r} has type {tensor.dtype}, which cannot be pushed; push a view of it as a"
-                    " plain number type of the same size"
-                )
-            offset = _round_up(end, _TENSOR_ALIGNMENT)
-            specs.append(TensorSpec(name=name, dtype=tensor.dtype.str, shape=tensor.shape, offset=offset))
-            end = offset + tensor.nbytes
-        return Layout(tuple(specs), end)
+            layout = layout.with_tensor(name, tensor)
+        return layout
+
+    def with_tensor(self, name: str, tensor: NDArray[Any]) -> Layout:
+        """This layout and one tensor behind it. Raises TransportError when its type has no plain bytes."""
+        if tensor.dtype.kind not in "biufc":
+            raise TransportError(
+                f"tensor {name!r} has type {tensor.dtype}, which cannot be pushed; push a view of it as a"
+                " plain number type of the same size"
+            )
+        offset = _round_up(self.payload_bytes, _TENSOR_ALIGNMENT)
+        spec = TensorSpec(name=name, dtype=tensor.dtype.str, shape=tensor.shape, offset=offset)
+        return Layout((*self.specs, spec), offset + tensor.nbytes)
 
     @property
     def manifest(self) -> bytes:
@@ -91,19 +99,19 @@ class Layout:
         return Layout(tuple(specs), data["payload_bytes"])
 
     @property
-    def payload_offset(self) -> int:
-        """Bytes from the start of the file to the payload; a whole number of pages."""
-        return _round_up(_HEADER.size + len(self.manifest), mmap.PAGESIZE)
-
-    @property
     def file_bytes(self) -> int:
         """Size of a segment file."""
-        return self.payload_offset + self.payload_bytes
+        return self.manifest_offset + len(self.manifest)
+
+    @property
+    def manifest_offset(self) -> int:
+        """Bytes from the start of the file."""
+        return PAYLOAD_OFFSET + _round_up(self.payload_bytes, _TENSOR_ALIGNMENT)
 
     def difference(self, other: Layout) -> str:
         """A tensor in which `other` is not like this layout, for a message; empty if all are alike.
 
-        The order does not matter: a segment is written by name, in the order of its own layout.
+        The order does not matter: a segment is written by name.
         """
         mine = {spec.name: (spec.dtype, spec.shape) for spec in self.specs}
         theirs = {spec.name: (spec.dtype, spec.shape) for spec in other.specs}
@@ -113,18 +121,48 @@ class Layout:
         return ""
 
 
-def allocate(path: Path, layout: Layout) -> None:
-    """Create a segment file with all its memory. Raises OSError (ENOSPC) instead of a bus error later."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        os.posix_fallocate(descriptor, 0, layout.file_bytes)
-        manifest = layout.manifest
-        os.pwrite(descriptor, _HEADER.pack(_MAGIC, INCOMPLETE, 0, len(manifest)) + manifest, 0)
-    except OSError:
-        path.unlink()
-        raise
-    finally:
-        os.close(descriptor)
+class Draft:
+    """A segment file that grows tensor by tensor: the first of a run, whose layout is not known before.
+
+    Raises OSError (ENOSPC) where memory runs out, instead of a bus error later.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Create the file, in the place of one that a writer left unfinished."""
+        self.path = path
+        self.layout = Layout((), 0)
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+
+    def reserve(self, layout: Layout) -> None:
+        """Take the memory of a known layout, its payload to be written later."""
+        self.layout = layout
+        os.posix_fallocate(self._descriptor, 0, layout.file_bytes)
+
+    def append(self, name: str, tensor: NDArray[Any]) -> None:
+        """Write one tensor behind the others."""
+        self.layout = self.layout.with_tensor(name, tensor)
+        self._write(PAYLOAD_OFFSET + self.layout.specs[-1].offset, np.ascontiguousarray(tensor))
+
+    def finish(self) -> None:
+        """Write manifest and header. The version is INCOMPLETE."""
+        manifest = np.frombuffer(self.layout.manifest, np.uint8)
+        self._write(self.layout.manifest_offset, manifest)
+        header = _HEADER.pack(_MAGIC, INCOMPLETE, 0, self.layout.manifest_offset, manifest.nbytes)
+        self._write(0, np.frombuffer(header, np.uint8))
+
+    def close(self) -> None:
+        """Close the file. May be called twice."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _write(self, offset: int, array: NDArray[Any]) -> None:
+        left = array.reshape(-1).view(np.uint8).data
+        if left.nbytes:
+            os.posix_fallocate(self._descriptor, offset, left.nbytes)
+        while left.nbytes:  # one call writes 2 GB at most
+            written = os.pwrite(self._descriptor, left, offset)
+            left, offset = left[written:], offset + written
 
 
 class Segment:
@@ -144,15 +182,18 @@ class Segment:
             )
         finally:
             os.close(descriptor)
-        magic, _, _, manifest_bytes = _HEADER.unpack_from(self._map)
+        magic, _, _, manifest, manifest_bytes = _HEADER.unpack_from(self._map)
         if magic != _MAGIC:
             raise TransportError(f"{path} is not a weight segment of this version of staleflow")
-        self.layout = Layout.from_manifest(self._map[_HEADER.size : _HEADER.size + manifest_bytes])
-        start = self.layout.payload_offset
+        self.layout = Layout.from_manifest(self._map[manifest : manifest + manifest_bytes])
         self.views: dict[str, NDArray[Any]] = {
-            spec.name: np.ndarray(spec.shape, np.dtype(spec.dtype), self._map, start + spec.offset)
+            spec.name: np.ndarray(spec.shape, np.dtype(spec.dtype), self._map, PAYLOAD_OFFSET + spec.offset)
             for spec in self.layout.specs
         }
+        self.payload: NDArray[np.uint8] = np.ndarray(
+            self.layout.payload_bytes, np.uint8, self._map, PAYLOAD_OFFSET
+        )
+        """All tensors as they lie, for a copy of the whole."""
 
     @property
     def version(self) -> int:
@@ -164,16 +205,32 @@ class Segment:
         """How many pushes the run had seen with this one."""
         return int(_HEADER.unpack_from(self._map)[2])
 
-    def write(self, version: int, sequence: int, tensors: Mapping[str, NDArray[Any]]) -> None:
-        """Replace the payload. The exclusive lock must be held."""
+    def begin(self, sequence: int) -> None:
+        """The payload is about to change. The exclusive lock must be held."""
         struct.pack_into("<qQ", self._map, _VERSION_OFFSET, INCOMPLETE, sequence)
-        for name, view in self.views.items():
-            np.copyto(view, tensors[name], casting="no")
+
+    def write(self, tensors: Mapping[str, NDArray[Any]]) -> None:
+        """Replace the payload, between `begin` and `commit`.
+
+        Raises TransportError, leaving a payload of no version, when the tensors are not those of the layout.
+        """
+        missing = {spec.name: (spec.dtype, spec.shape) for spec in self.layout.specs}
+        for name, tensor in tensors.items():
+            was, new = missing.pop(name, "absent"), (tensor.dtype.str, tensor.shape)
+            if was != new:
+                raise TransportError(f"tensor {name!r} was {was} and is {new}")
+            np.copyto(self.views[name], tensor, casting="no")
+        if missing:
+            name, was = next(iter(missing.items()))
+            raise TransportError(f"tensor {name!r} was {was} and is absent")
+
+    def commit(self, version: int) -> None:
+        """The payload is whole, and `version`."""
         struct.pack_into("<q", self._map, _VERSION_OFFSET, version)
 
     def close(self) -> None:
         """Unmap as soon as no view is used any more."""
-        self.views = {}
+        self.views, self.payload = {}, np.empty(0, np.uint8)
         with contextlib.suppress(BufferError):  # a lease shows views; the mapping goes with the last of them
             self._map.close()
 

@@ -56,6 +56,9 @@ class Publisher(Protocol):
     def push(self, version: int, tensors: Tensors) -> None:
         """Copy `tensors` and make them the newest version. They may be changed again on return.
 
+        `tensors.items()` is gone through once, and no tensor is kept when the next one is asked for: they may
+        be made one by one, as gathering a sharded model does.
+
         Raises TransportError when `version` is not above the newest, names, types or shapes differ from the
         first push, or there is no room; the newest version then stays what it was.
         """

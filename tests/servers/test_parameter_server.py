@@ -77,6 +77,31 @@ def test_tensors_that_are_not_contiguous_are_pushed_by_value(handle: Handle) -> 
         np.testing.assert_array_equal(lease.tensors["transposed"], matrix.T)
 
 
+class Gathered(dict[str, NDArray[Any]]):
+    """Weights that are made one by one and are gone when the next is asked for, as from a sharded model."""
+
+    def items(self) -> Any:
+        room = np.empty(0, np.uint8)
+        for name, tensor in super().items():
+            room[:] = 0xFF
+            room = tensor.copy().reshape(-1).view(np.uint8)
+            yield name, room.view(tensor.dtype).reshape(tensor.shape)
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        raise AssertionError(f"{name} would be gathered again")
+
+
+def test_weights_may_be_made_one_by_one_while_they_are_pushed(handle: Handle) -> None:
+    publisher, subscriber = handle.publisher(), handle.subscriber()
+    for version in range(3):
+        publisher.push(version, Gathered(weights(version)))
+        with subscriber.lease() as lease:
+            assert lease.version == version
+            assert list(lease.tensors) == ["embed.weight", "head.bias", "scale"]
+            for name, expected in weights(version).items():
+                np.testing.assert_array_equal(lease.tensors[name], expected)
+
+
 def test_leased_tensors_cannot_be_written(handle: Handle) -> None:
     handle.publisher().push(0, weights(0))
     with handle.subscriber().lease() as lease, pytest.raises(ValueError, match="read-only"):
