@@ -111,6 +111,8 @@ def _data(config: Config) -> Iterator[Problem]:
             "data.path",
             f"the source {data.source} reads no file: set data.source to jsonl or parquet, or leave it out",
         )
+    if "{prompt}" not in data.prompt_template:
+        yield "data.prompt_template", "has no {prompt}, the place of the prompt's own text: write it in"
     if data.size is not None and data.size < data.batch_size:
         yield "data.batch_size", f"is more than the data set has, data.size {data.size}"
 

@@ -50,10 +50,21 @@ class Data(Section):
     """sums (the built-in task), jsonl, parquet, reasoning_gym:<task>, or a dotted path to your own."""
     path: str | None = None
     """File of a jsonl or parquet source. Null: the source needs none."""
-    prompt_column: str = "prompt"
-    """Column of a jsonl or parquet file that holds the prompt text."""
-    answer_column: str = "answer"
-    """Column of a jsonl or parquet file that holds what the verifier compares with."""
+    prompt_column: str | None = None
+    """Column with the prompt, text or chat messages; a.b is b inside a. Null: prompt, question or problem."""
+    answer_column: str | None = None
+    """Column with what the verifier compares with. Null: answer, reward_model.ground_truth or solution."""
+    answer_marker: str | None = "####"
+    """An answer text with this in it counts from there on, as GSM8K's. Null: whole, always."""
+    system_prompt: str | None = None
+    """System message before each prompt that brings none."""
+    prompt_template: str = "{prompt}"
+    """What is put around the prompt's own text, which goes where {prompt} is."""
+    chat_template: str = "auto"
+    """How a conversation is written. auto: by the tokenizer's own template, if any; none: plain text; else
+    the path of a Jinja file."""
+    chat_options: dict[str, Any] = Field(default_factory=dict)
+    """Settings handed to the chat template, such as enable_thinking."""
     size: int | None = Field(default=None, ge=1)
     """Prompts in the data set. Null: all of a file, or the default number of a generated source."""
     batch_size: int = Field(default=24, ge=1)

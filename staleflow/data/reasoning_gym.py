@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from staleflow.data.chat import PLAIN, ChatFormat, PromptWriter
 from staleflow.data.names import nearest
-from staleflow.data.tokenizers import ChatTokenizer, Tokenizer
+from staleflow.data.tokenizers import Tokenizer
 from staleflow.data.trajectory import Prompt
 from staleflow.errors import ConfigError
 
@@ -33,6 +34,7 @@ class ReasoningGymSource:
         size: int = DEFAULT_SIZE,
         seed: int = 0,
         split: str = "train",
+        chat: ChatFormat = PLAIN,
         options: Mapping[str, Any] | None = None,
     ) -> None:
         """`options` are the task's own parameters. Raises ConfigError."""
@@ -46,21 +48,18 @@ class ReasoningGymSource:
         except (TypeError, AssertionError, ValueError) as error:
             raise ConfigError(f"reasoning-gym's {task} refuses its options: {error}.") from error
         self._size = size
-        self._tokenizer = tokenizer
+        self._writer = PromptWriter(tokenizer, chat)
 
     def __len__(self) -> int:
         return self._size
 
     def prompt(self, index: int) -> Prompt:
-        """The item at `index`; its question goes through the chat template where there is one."""
+        """The item at `index`."""
         item = self._items[index]
         question = str(item["question"])
-        text = question
-        if isinstance(self._tokenizer, ChatTokenizer) and self._tokenizer.has_chat_template:
-            text = self._tokenizer.apply_chat([{"role": "user", "content": text}])
         return Prompt(
             prompt_id=str(index),
-            tokens=tuple(self._tokenizer.encode(text)),
+            tokens=self._writer.write(question).tokens,
             text=question,
             answer=item["answer"],
             metadata=dict(item["metadata"]),

@@ -11,7 +11,9 @@ import inspect
 from collections.abc import Mapping
 from typing import Any, Literal, Protocol
 
+from staleflow.data.chat import PLAIN, ChatFormat
 from staleflow.data.names import nearest
+from staleflow.data.table import ANSWER_MARKER
 from staleflow.data.tokenizers import Tokenizer
 from staleflow.data.trajectory import Prompt
 from staleflow.errors import ConfigError, DataError
@@ -26,8 +28,13 @@ SOURCES: Mapping[str, str] = {
 """Name -> class or function `(tokenizer, **options) -> PromptSource`; a dotted path names any other."""
 
 TASK_PREFIX = "reasoning_gym:"
-COLUMNS = {"prompt_column": "prompt", "answer_column": "answer"}
+COLUMNS: Mapping[str, str | None] = {
+    "prompt_column": None,
+    "answer_column": None,
+    "answer_marker": ANSWER_MARKER,
+}
 """Settings of sources with columns, and their defaults."""
+CHAT_KEYS = "data.system_prompt, prompt_template, chat_template or chat_options"
 
 Split = Literal["train", "held_out"]
 
@@ -52,8 +59,10 @@ def load_source(
     seed: int = 0,
     size: int | None = None,
     path: str | None = None,
-    prompt_column: str = COLUMNS["prompt_column"],
-    answer_column: str = COLUMNS["answer_column"],
+    prompt_column: str | None = None,
+    answer_column: str | None = None,
+    answer_marker: str | None = ANSWER_MARKER,
+    chat: ChatFormat = PLAIN,
     options: Mapping[str, Any] | None = None,
 ) -> PromptSource:
     """The source called `name`; `reasoning_gym:<task>` names a task of that library.
@@ -65,6 +74,7 @@ def load_source(
     """
     settings: dict[str, Any] = {"split": split, "seed": seed, "path": path, "size": size}
     settings |= {"prompt_column": prompt_column, "answer_column": answer_column}
+    settings |= {"answer_marker": answer_marker, "chat": chat}
     options = dict(options or {})
     if name.startswith(TASK_PREFIX):
         settings["task"] = name.removeprefix(TASK_PREFIX)
@@ -102,7 +112,13 @@ def _accepted(
     for column, default in COLUMNS.items():
         if settings[column] != default and not takes_any and column not in parameters:
             raise ConfigError(f"data.{column} is set, but the data source {name!r} has none; leave it out.")
-    kept = {k: v for k, v in settings.items() if v is not None and (takes_any or k in parameters)}
+    if settings["chat"] != PLAIN and not takes_any and "chat" not in parameters:
+        raise ConfigError(
+            f"{CHAT_KEYS} is set, but the data source {name!r} writes its prompts itself; leave it out."
+        )
+    # None means "as the source thinks fit", but where the default is something it means "without".
+    given = {k: v for k, v in settings.items() if v is not None or COLUMNS.get(k) is not None}
+    kept = {k: v for k, v in given.items() if takes_any or k in parameters}
     return kept | dict(options)
 
 

@@ -1,12 +1,15 @@
 """Prompts from the user's own jsonl or parquet file.
 
 Invariants: the whole file is read and checked before anything starts, so that a bad line is found at once and
-named; `prompt_id` is the row's index. Options (`data.options`): `held_out_path`, the file evaluated on, and
-`metadata_columns`, columns handed to the verifier under their own names.
+named; `prompt_id` is the number of the prompt among those that were taken. Options (`data.options`):
+`held_out_path`, the file evaluated on; `metadata_columns`, columns handed to the verifier under their own
+names; `unique`, leave out rows whose prompt and answer came before (DAPO-Math-17k has each a hundred times);
+`max_prompt_tokens`, leave out longer prompts instead of refusing the file.
 
-A column may be nested, written with dots: `reward_model.ground_truth`. A prompt is a text, or a list of chat
-messages `{"role", "content"}`: these go through the model's chat template if it has one, else their contents
-are joined by blank lines.
+Columns: one may be nested, written with dots, such as `reward_model.ground_truth`. Where none is named, the
+first row decides among those that common data sets have, so that files in the shape of DAPO-Math-17k, GSM8K
+and MATH need no settings. An answer with `answer_marker` in it, such as GSM8K's working followed by
+`#### 42`, is what comes after the last one.
 """
 
 from __future__ import annotations
@@ -16,13 +19,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from staleflow.data.chat import PLAIN, ChatFormat, PromptWriter, Written
 from staleflow.data.names import nearest
-from staleflow.data.tokenizers import ChatTokenizer, Tokenizer
+from staleflow.data.tokenizers import Tokenizer
 from staleflow.data.trajectory import Prompt
 from staleflow.errors import ConfigError, DataError
 
 Row = tuple[str, Mapping[str, Any]]
 """Where it stands, for messages, and its columns."""
+
+PROMPT_COLUMNS = ("prompt", "question", "problem")
+ANSWER_COLUMNS = ("answer", "reward_model.ground_truth", "ground_truth", "solution")
+"""Looked for in this order where the config names no column."""
+ANSWER_MARKER = "####"
 
 
 class TableSource:
@@ -35,33 +44,52 @@ class TableSource:
         tokenizer: Tokenizer,
         *,
         path: str | None = None,
-        prompt_column: str = "prompt",
-        answer_column: str = "answer",
+        prompt_column: str | None = None,
+        answer_column: str | None = None,
+        answer_marker: str | None = ANSWER_MARKER,
+        chat: ChatFormat = PLAIN,
         size: int | None = None,
         split: str = "train",
         held_out_path: str | None = None,
         metadata_columns: Sequence[str] = (),
+        unique: bool = False,
+        max_prompt_tokens: int | None = None,
     ) -> None:
-        """`size`: at most so many rows are taken, from the first on; None: all.
+        """`size`: at most so many prompts are taken, from the first on; None: all.
 
         Raises ConfigError when a path is missing, DataError naming file and row when one cannot be used.
         """
-        self._tokenizer = tokenizer
-        self._prompt_column = prompt_column
-        self._answer_column = answer_column
+        self._writer = PromptWriter(tokenizer, chat)
+        self._columns = (prompt_column, answer_column)
+        self._answer_marker = answer_marker
         self._metadata_columns = tuple(metadata_columns)
+        self._max_prompt_tokens = max_prompt_tokens
         self._prompts: list[Prompt] = []
+        self._repeated = self._too_long = 0
+        seen: set[str] = set()
         for where, row in self.rows(self._file(path, split, held_out_path)):
             if size is not None and len(self._prompts) == size:
                 break
-            self._prompts.append(self._made(len(self._prompts), where, row))
+            if unique and self._is_in(seen, where, row):
+                self._repeated += 1
+            else:
+                self._take(where, row)
 
     def __len__(self) -> int:
         return len(self._prompts)
 
     def prompt(self, index: int) -> Prompt:
-        """The prompt of the row at `index`, empty lines not counted."""
+        """The prompt at `index`, rows that were left out not counted."""
         return self._prompts[index]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a person should know: how many rows were left out, and why."""
+        counts = (
+            (self._repeated, "came before"),
+            (self._too_long, f"exceed {self._max_prompt_tokens} tokens"),
+        )
+        return tuple(f"{n:,} prompts are left out because they {why}" for n, why in counts if n)
 
     def rows(self, path: Path) -> Iterator[Row]:
         """Every row of the file. Raises DataError."""
@@ -78,32 +106,50 @@ class TableSource:
             raise DataError(f"The data file {chosen!r} does not exist or is no file; check {key}.")
         return file
 
-    def _made(self, index: int, where: str, row: Mapping[str, Any]) -> Prompt:
-        text = self._text(where, _column(where, row, self._prompt_column))
-        try:
-            tokens = tuple(self._tokenizer.encode(text))
-        except DataError as error:
-            raise DataError(f"{where}: {error}") from error
+    def _read(self, where: str, row: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Prompt and answer as the row has them. The first row decides about columns that are not named."""
+        prompt, answer = self._columns
+        prompt = prompt or _first_of(where, row, PROMPT_COLUMNS, "data.prompt_column")
+        answer = answer or _first_of(where, row, ANSWER_COLUMNS, "data.answer_column")
+        self._columns = (prompt, answer)
+        return _column(where, row, prompt), _column(where, row, answer)
+
+    def _is_in(self, seen: set[str], where: str, row: Mapping[str, Any]) -> bool:
+        key = repr(self._read(where, row))
+        known = key in seen
+        seen.add(key)
+        return known
+
+    def _take(self, where: str, row: Mapping[str, Any]) -> None:
+        prompt, answer = self._read(where, row)
+        written = self._written(where, prompt)
+        if self._max_prompt_tokens is not None and len(written.tokens) > self._max_prompt_tokens:
+            self._too_long += 1
+            return
+        if isinstance(answer, str) and self._answer_marker and self._answer_marker in answer:
+            answer = answer.rpartition(self._answer_marker)[2].strip()
         metadata = {name: _column(where, row, name) for name in self._metadata_columns}
-        return Prompt(
-            prompt_id=str(index),
-            tokens=tokens,
-            text=text,
-            answer=_column(where, row, self._answer_column),
-            metadata={**metadata, "where": where},
+        self._prompts.append(
+            Prompt(
+                prompt_id=str(len(self._prompts)),
+                tokens=written.tokens,
+                text=written.text,
+                answer=answer,
+                metadata={**metadata, "where": where},
+            )
         )
 
-    def _text(self, where: str, value: Any) -> str:
-        if isinstance(value, str):
-            return value
-        if not isinstance(value, list) or not all(_is_message(message) for message in value) or not value:
+    def _written(self, where: str, value: Any) -> Written:
+        is_chat = isinstance(value, list) and value and all(_is_message(message) for message in value)
+        if not isinstance(value, str) and not is_chat:
             raise DataError(
-                f"{where}: the prompt in column {self._prompt_column!r} is {_shown(value)}; it must be a text"
+                f"{where}: the prompt in column {self._columns[0]!r} is {_shown(value)}; it must be a text"
                 ' or a list of messages {"role": ..., "content": ...}.'
             )
-        if isinstance(self._tokenizer, ChatTokenizer) and self._tokenizer.has_chat_template:
-            return self._tokenizer.apply_chat(value)
-        return "\n\n".join(message["content"] for message in value)
+        try:
+            return self._writer.write(value)
+        except DataError as error:
+            raise DataError(f"{where}: {error}") from error
 
 
 class JsonlSource(TableSource):
@@ -153,6 +199,20 @@ class ParquetSource(TableSource):
         except (pyarrow.ArrowException, OSError) as error:
             reason = " ".join(str(error).split())[:200]
             raise DataError(f"{path}: not a readable parquet file ({reason}).") from error
+
+
+def _first_of(where: str, row: Mapping[str, Any], names: Sequence[str], key: str) -> str:
+    """The first of `names` that the row has."""
+    for name in names:
+        try:
+            _column(where, row, name)
+        except DataError:
+            continue
+        return name
+    found = ", ".join(map(str, row)) or "none"
+    raise DataError(
+        f"{where}: there is no column {' or '.join(map(repr, names))} (columns: {found}); set {key}."
+    )
 
 
 def _column(where: str, row: Mapping[str, Any], name: str) -> Any:

@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
 from staleflow.errors import ConfigError, DataError
@@ -52,11 +53,24 @@ class ChatTokenizer(Protocol):
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether `apply_chat` can be used."""
+        """Whether the tokenizer brings a template of its own."""
         ...
 
-    def apply_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """Text of the conversation, up to where the model's answer starts."""
+    def apply_chat(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        *,
+        template: str | None = None,
+        options: Mapping[str, Any] = ...,
+    ) -> str:
+        """Text of the conversation, up to where the model's answer starts.
+
+        `template`: Jinja text in place of the tokenizer's own. Raises DataError.
+        """
+        ...
+
+    def encode_chat(self, text: str) -> list[int]:
+        """Ids of what `apply_chat` wrote: no special tokens but those in the text."""
         ...
 
 
@@ -128,21 +142,35 @@ class HFTokenizer:
         return bool(self._tokenizer.chat_template)
 
     def encode(self, text: str) -> list[int]:
-        """Ids, with the special tokens that the tokenizer itself adds (not after a chat template's own)."""
+        """Ids, with the special tokens that the tokenizer itself adds (not after those in the text)."""
         bos = self._tokenizer.bos_token
         has_bos = bool(bos) and text.startswith(bos)
         return [int(i) for i in self._tokenizer.encode(text, add_special_tokens=not has_bos)]
+
+    def encode_chat(self, text: str) -> list[int]:
+        """Ids of a text that a chat template wrote, special tokens and all."""
+        return [int(i) for i in self._tokenizer.encode(text, add_special_tokens=False)]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text, special tokens left out."""
         return str(self._tokenizer.decode(list(map(int, ids)), skip_special_tokens=True))
 
-    def apply_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def apply_chat(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        *,
+        template: str | None = None,
+        options: Mapping[str, Any] = MappingProxyType({}),
+    ) -> str:
         """The template's text, ending where the model's answer starts. Raises DataError."""
         try:
             return str(
                 self._tokenizer.apply_chat_template(
-                    [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+                    [dict(message) for message in messages],
+                    chat_template=template,
+                    tokenize=False,
+                    add_generation_prompt=True,
+                    **options,
                 )
             )
         except Exception as error:  # the template is a program of the model's author

@@ -20,6 +20,7 @@ from staleflow.coordination.migration import MigrationSettings
 from staleflow.coordination.online_costs import OnlineCosts
 from staleflow.coordination.policies import PolicySettings, build_coordinator, effective_bound
 from staleflow.coordination.stragglers import StragglerRule
+from staleflow.data.chat import ChatFormat
 from staleflow.data.schedule import PromptSchedule, check_batch_size
 from staleflow.data.sources import PromptSource, check_prompts, load_source
 from staleflow.data.tokenizers import Tokenizer, load_tokenizer
@@ -73,6 +74,8 @@ class DataParts:
     train: PromptSource
     held_out: tuple[Prompt, ...]
     """Empty when nothing is evaluated."""
+    notes: tuple[str, ...] = ()
+    """What a person should know of the sources, such as rows that were left out."""
 
 
 def read_data(config: Config) -> DataParts:
@@ -83,13 +86,15 @@ def read_data(config: Config) -> DataParts:
     check_batch_size(config.data.batch_size, len(train), epochs=config.data.epochs)
     check_prompts(train, longest)
     held_out: tuple[Prompt, ...] = ()
+    notes: tuple[str, ...] = getattr(train, "notes", ())
     if config.evaluation.every:
         if config.evaluation.max_new_tokens is not None:
             longest = _longest_prompt(config, "evaluation", config.evaluation.max_new_tokens)
         source = build_held_out(config, tokenizer)
         check_prompts(source, longest, "evaluation.max_new_tokens")
         held_out = held_out_prompts(config, source)
-    return DataParts(tokenizer=tokenizer, train=train, held_out=held_out)
+        notes += tuple(f"held out: {note}" for note in getattr(source, "notes", ()))
+    return DataParts(tokenizer=tokenizer, train=train, held_out=held_out, notes=notes)
 
 
 def build_tokenizer(config: Config) -> Tokenizer:
@@ -123,6 +128,13 @@ def _source_settings(config: Config, *, held_out: bool) -> dict[str, Any]:
         "path": data.path,
         "prompt_column": data.prompt_column,
         "answer_column": data.answer_column,
+        "answer_marker": data.answer_marker,
+        "chat": ChatFormat(
+            template=data.chat_template,
+            system=data.system_prompt,
+            around=data.prompt_template,
+            options=data.chat_options,
+        ),
         "options": data.options,
     }
 

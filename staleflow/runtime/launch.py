@@ -47,6 +47,8 @@ def launch(config: Config, *, resume: bool, clean: bool) -> int:
     """Run to the end; returns the exit code. Raises UserError before anything is started, or RunFailed."""
     check_own_parts(config)
     data = read_data(config)
+    for note in data.notes:
+        print(f"note: {note}", file=sys.stderr)
     load_verifier(config.reward.verifier)
     _check_shared_memory(config)
     with run_folder(config, resume=resume, clean=clean) as folder:

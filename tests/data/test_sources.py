@@ -24,8 +24,14 @@ class ChattyTokenizer(CharTokenizer):
 
     has_chat_template = True
 
-    def apply_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
-        return "".join(f"<{m['role']}>{m['content']}" for m in messages) + "<assistant>"
+    def apply_chat(
+        self, messages: Sequence[Mapping[str, str]], *, template: str | None = None, options: Any = None
+    ) -> str:
+        text = "".join(f"<{m['role']}>{m['content']}" for m in messages)
+        return text + (template or "<assistant>") + "".join(f"{k}={v}" for k, v in options.items())
+
+    def encode_chat(self, text: str) -> list[int]:
+        return self.encode(text)
 
 
 class TwoPrompts:
