@@ -8,7 +8,8 @@ Invariants:
 - what the ledger says was trained on is read back from these tensors, never from the trajectories.
 
 Rows are padded on the right: under causal attention no token sees the padding, so no attention mask and
-no position ids are needed.
+no position ids are needed. Packing leaves the padding out of the model's work only (`log_probs`); losses see
+whole rows all the same.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ from staleflow.data.trajectory import (
 )
 from staleflow.training.filtering import is_usable
 from staleflow.training.trainer import TrainedTrajectory
+
+BLANK = ""
+"""Trajectory id of a row that fills up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,10 +104,12 @@ class MicroBatch:
     def trained(self, version: int) -> list[TrainedTrajectory]:
         """What was trained on at `version`, row by row, read back from the tensors.
 
-        A row without generated tokens has no version of its own and reports `version`.
+        A row without generated tokens has no version of its own and reports `version`; a blank one nothing.
         """
         records = []
         for row, trajectory_id in enumerate(self.trajectory_ids):
+            if trajectory_id == BLANK:
+                continue
             stamped = self.versions[row][self.versions[row] != GIVEN_VERSION]
             response = self.input_ids[row][self.response_mask[row]].cpu().numpy().astype(np.int32)
             records.append(
@@ -139,23 +145,77 @@ def row_of(scored: ScoredTrajectory) -> Row:
     )
 
 
-def micro_batches(
-    rows: Sequence[Row], scales: NDArray[np.float64], token_budget: int, device: torch.device | str = "cpu"
-) -> list[MicroBatch]:
-    """Cut rows into micro-batches of at most `token_budget` tokens, padding included.
+def blank_row() -> Row:
+    """A row of no trajectory, with no token in any loss: work for a rank that has none while others do."""
+    nothing = np.zeros(2, dtype=np.bool_)
+    zeros = np.zeros(2, dtype=np.float32)
+    return Row(
+        trajectory_id=BLANK,
+        tokens=np.zeros(2, dtype=np.int32),
+        response_mask=nothing,
+        loss_mask=nothing,
+        behaviour=zeros,
+        versions=np.full(2, GIVEN_VERSION, dtype=np.int32),
+        advantages=zeros,
+        prox=zeros,
+        reference=zeros,
+        values=zeros,
+        returns=zeros,
+    )
 
-    Rows of like length go together (ties in the given order), so that little is padded. A row longer than
-    the budget goes alone. `scales`, shape (rows,), are the factors of the algorithm's `token_scale`.
+
+def shares(lengths: Sequence[int], ranks: int) -> list[list[int]]:
+    """Deal rows out to ranks, so that their tokens are about equal: the longest first, each to the least laden.
+
+    Returns row numbers by rank, in the given order within a rank.
     """
-    order = sorted(range(len(rows)), key=lambda i: len(rows[i].tokens))
-    cuts: list[list[int]] = []
-    for i in order:
-        # Sorted by length, so row i is the longest of whatever micro-batch it joins.
-        if cuts and (len(cuts[-1]) + 1) * len(rows[i].tokens) <= token_budget:
-            cuts[-1].append(i)
+    dealt: list[list[int]] = [[] for _ in range(ranks)]
+    tokens = [0] * ranks
+    for row in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        rank = min(range(ranks), key=lambda r: tokens[r])
+        dealt[rank].append(row)
+        tokens[rank] += lengths[row]
+    return [sorted(rows) for rows in dealt]
+
+
+def cuts(lengths: Sequence[int], token_budget: int, *, packing: bool = False) -> list[list[int]]:
+    """Cut rows into micro-batches of at most `token_budget` tokens; returns row numbers by micro-batch.
+
+    Rows of like length go together (ties in the given order), so that little is padded. Padding counts,
+    unless `packing` leaves it out of the model's work. A row longer than the budget goes alone.
+    """
+    made: list[list[int]] = []
+    tokens = 0
+    for row in sorted(range(len(lengths)), key=lambda i: lengths[i]):
+        # Sorted by length, so this row is the longest of whatever micro-batch it joins.
+        grown = tokens + lengths[row] if packing else (len(made[-1]) + 1 if made else 1) * lengths[row]
+        if made and grown <= token_budget:
+            made[-1].append(row)
+            tokens = grown
         else:
-            cuts.append([i])
-    return [_padded([rows[i] for i in cut], scales[cut], device) for cut in cuts]
+            made.append([row])
+            tokens = lengths[row]
+    return made
+
+
+def micro_batches(
+    rows: Sequence[Row],
+    scales: NDArray[np.float64],
+    token_budget: int,
+    device: torch.device | str = "cpu",
+    *,
+    packing: bool = False,
+    count: int = 0,
+) -> list[MicroBatch]:
+    """The `cuts` of rows as tensors, and blank ones behind them until there are `count`.
+
+    `scales`, shape (rows,), are the factors of the algorithm's `token_scale`.
+    """
+    made = [
+        _padded([rows[i] for i in cut], scales[cut], device)
+        for cut in cuts([len(row.tokens) for row in rows], token_budget, packing=packing)
+    ]
+    return made + [_padded([blank_row()], np.zeros(1), device) for _ in range(count - len(made))]
 
 
 def _padded(rows: Sequence[Row], scales: NDArray[np.float64], device: torch.device | str) -> MicroBatch:
