@@ -40,6 +40,10 @@ class MemoryTransport:
         """See `transport.Handle`."""
         return self
 
+    def here(self) -> MemoryTransport:
+        """See `transport.Handle`."""
+        return self
+
     def push(self, version: int, tensors: Tensors) -> None:
         """See `transport.Publisher`."""
         if self._newest is not None and version <= self._newest:

@@ -30,6 +30,7 @@ from pathlib import Path
 
 from staleflow.errors import ConfigError
 from staleflow.servers.file_lock import try_lock
+from staleflow.servers.folder_guard import FolderGuard
 from staleflow.servers.shared_memory_reader import SharedMemorySubscriber
 from staleflow.servers.shared_memory_writer import SharedMemoryPublisher
 from staleflow.servers.store_files import FOLDER_PREFIX, lack_of_room, starting_in, sweep
@@ -49,14 +50,25 @@ class SharedMemoryHandle:
         """See `transport.Handle`."""
         return SharedMemorySubscriber(Path(self.folder))
 
+    def here(self) -> SharedMemoryHandle:
+        """See `transport.Handle`."""
+        return self
+
 
 class SharedMemoryTransport:
     """Owns the folder of one run: sweeps those of dead runs, creates its own, removes it at the end."""
 
     def __init__(
-        self, *, run_name: str = "run", expected_bytes: int | None = None, directory: str = "/dev/shm"
+        self,
+        *,
+        run_name: str = "run",
+        expected_bytes: int | None = None,
+        directory: str = "/dev/shm",
+        guarded: bool = False,
     ) -> None:
         """`expected_bytes` (None: unknown) of segments in all are looked for before anything starts.
+
+        `guarded`: the folder goes when this process is killed, and not only when the next run starts here.
 
         Raises ConfigError when `directory` cannot be used or has not that much room.
         """
@@ -69,6 +81,7 @@ class SharedMemoryTransport:
                 name = re.sub(r"[^A-Za-z0-9_.-]", "_", run_name)
                 self._folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{name}-", dir=parent))
                 self._owner = try_lock(self._folder / "owner", exclusive=True, create=True)
+            self._guard = FolderGuard(self._folder) if guarded else None
         except OSError as error:
             raise ConfigError(
                 f"weights cannot be kept in {directory}: {error.strerror or error}; choose a writable folder"
@@ -83,5 +96,7 @@ class SharedMemoryTransport:
     def close(self) -> None:
         """Remove the folder; mappings of live processes stay usable until they drop them."""
         shutil.rmtree(self._folder, ignore_errors=True)
+        if self._guard is not None:
+            self._guard.close()
         if self._owner is not None:
             self._owner.release()

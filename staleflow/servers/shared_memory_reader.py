@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from staleflow.errors import TransportError
 from staleflow.servers.file_lock import FileLock, try_lock
-from staleflow.servers.segment import Segment
+from staleflow.servers.segment import Layout, Segment
 from staleflow.servers.store_files import read_newest, segment_names
 from staleflow.servers.transport import ScopedLease, Tensors
 
@@ -19,20 +22,35 @@ class SharedMemoryLease(ScopedLease):
 
     def __init__(self, segment: Segment, lock: FileLock, version: int) -> None:
         self.version = version
-        self._tensors: Tensors | None = segment.views
+        # Of the segment as it is now: its own are dropped when the subscriber closes.
+        self._shown: tuple[Tensors, NDArray[np.uint8], Layout] | None
+        self._shown = segment.views, segment.payload, segment.layout
         self._lock = lock
 
     @property
     def tensors(self) -> Tensors:
         """See `transport.Lease`."""
-        if self._tensors is None:
-            raise TransportError(f"the lease on weight version {self.version} was released")
-        return self._tensors
+        return self._what_is_shown()[0]
+
+    @property
+    def payload(self) -> NDArray[np.uint8]:
+        """All tensors as they lie in the segment."""
+        return self._what_is_shown()[1]
+
+    @property
+    def layout(self) -> Layout:
+        """How they lie there."""
+        return self._what_is_shown()[2]
 
     def release(self) -> None:
         """See `transport.Lease`."""
-        self._tensors = None
+        self._shown = None
         self._lock.release()
+
+    def _what_is_shown(self) -> tuple[Tensors, NDArray[np.uint8], Layout]:
+        if self._shown is None:
+            raise TransportError(f"the lease on weight version {self.version} was released")
+        return self._shown
 
 
 class SharedMemorySubscriber:

@@ -100,6 +100,10 @@ class Handle(Protocol):
         """Connect to pull."""
         ...
 
+    def here(self) -> Handle:
+        """The part of it on this node, which child processes can be given as well."""
+        ...
+
 
 class Transport(Protocol):
     """The storage of one run. Its constructor takes `run_name`, `expected_bytes` and its own options."""
