@@ -47,7 +47,25 @@ def model_folder(source: str) -> Path:
         raise ConfigError(
             f"The model folder {source!r} has no *.safetensors file; save its weights there first."
         )
+    missing = _missing_shards(folder)
+    if missing:
+        raise ConfigError(
+            f"The model folder {source!r} lacks {len(missing)} of its weight files, such as {missing[0]}: "
+            "fetch it again."
+        )
     return folder
+
+
+def _missing_shards(folder: Path) -> list[str]:
+    """Files that the index of sharded weights names and that are not there. Raises ConfigError."""
+    path = folder / "model.safetensors.index.json"
+    if not path.is_file():
+        return []
+    try:
+        named = set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ConfigError(f"The model's {path} cannot be read ({error}); fetch it again.") from error
+    return sorted(name for name in named if not (folder / name).is_file())
 
 
 def context_length(folder: Path) -> int | None:

@@ -54,6 +54,22 @@ def test_an_unusable_folder_is_one_clear_sentence(tmp_path):
     assert "\n" not in str(caught.value)
 
 
+def test_weights_in_several_files_load_and_a_missing_one_is_named(new_model, tmp_path):
+    model = new_model(tied=True)
+    model.save_pretrained(tmp_path, max_shard_size="4KB")
+    shards = sorted(tmp_path.glob("model-*.safetensors"))
+    assert len(shards) > 2
+    loaded = load_model(str(tmp_path))
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor), name
+    shards[1].unlink()
+    with pytest.raises(ConfigError, match=f"lacks 1 of its weight files, such as {shards[1].name}"):
+        load_model(str(tmp_path))
+    (tmp_path / "model.safetensors.index.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"index\.json cannot be read"):
+        load_model(str(tmp_path))
+
+
 def test_algorithms_are_found_by_name_or_dotted_path():
     assert load_algorithm("dapo").name == "dapo"
     assert load_algorithm("staleflow.training.algorithms.dapo.DAPO") is load_algorithm("dapo")
