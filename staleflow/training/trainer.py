@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -37,6 +37,10 @@ class TrainResult:
     """`train/...` names of DESIGN section 6."""
 
 
+def nothing() -> None:
+    """Nothing is to be waited for."""
+
+
 class Trainer(Protocol):
     """Owns the model under training and its optimizer."""
 
@@ -45,12 +49,20 @@ class Trainer(Protocol):
         """Current weight version."""
         ...
 
-    def train(self, batch: TrainBatch) -> TrainResult:
-        """One optimizer update batch. `batch.step` must equal `version`; afterwards version is one more."""
+    def train(self, batch: TrainBatch, before_update: Callable[[], None] = nothing) -> TrainResult:
+        """One optimizer update batch. `batch.step` must equal `version`; afterwards version is one more.
+
+        `before_update` is called before each change of the weights. Until it returns for the first time, what
+        `weights` gave stays as it is: so a push goes on while the next step's first passes run.
+        """
         ...
 
     def weights(self) -> Mapping[str, NDArray[Any]]:
-        """Host views of the weights under their Hugging Face state-dict names; valid until the next call."""
+        """Host views of the weights under their Hugging Face state-dict names.
+
+        Each may be made when it is asked for. Valid until the next call, or the next update's `before_update`
+        has returned. Going through the items may happen in another thread.
+        """
         ...
 
     def save(self, folder: Path) -> None:

@@ -1,0 +1,116 @@
+"""The other ranks as seen from rank 0, wherever their processes run.
+
+A peer takes calls of the methods of `Rank` and answers with futures. It has two lines, each of which does one
+call at a time: one for the work, one for sending weights while work goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from typing import Any, Protocol
+
+from staleflow.errors import RunFailed
+
+KILL_WAIT_S = 5.0
+"""A killed process is gone in milliseconds; this is for a machine that is very busy."""
+
+
+class RankDied(RunFailed):
+    """The process of a rank is gone."""
+
+
+class Peer(Protocol):
+    """One rank in a process of its own."""
+
+    def ask(self, method: str, *arguments: Any, sending: bool = False) -> Future[Any]:
+        """Call a method of its `Rank`. The future raises RankDied when the process ends before it answers.
+
+        `sending`: on the line for sending weights.
+        """
+        ...
+
+    def kill(self) -> None:
+        """End the process, whatever it does. May be called twice."""
+        ...
+
+
+Launch = Callable[[int], Peer]
+"""Makes the process of a rank; returns at once."""
+
+
+class ProcessPeer:
+    """A child process of this one. It ends when this one does."""
+
+    def __init__(self, rank: int) -> None:
+        context = get_context("spawn")
+        self._rank = rank
+        (self._work, work), (self._send, send) = context.Pipe(), context.Pipe()
+        self._process = context.Process(
+            target=_serve, args=(rank, work, send), name=f"rank-{rank}", daemon=True
+        )
+        self._process.start()
+        work.close()
+        send.close()
+        self._lines = {
+            False: (self._work, ThreadPoolExecutor(1, f"rank-{rank}")),
+            True: (self._send, ThreadPoolExecutor(1, f"rank-{rank}-sending")),
+        }
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def ask(self, method: str, *arguments: Any, sending: bool = False) -> Future[Any]:
+        """See `Peer`."""
+        connection, line = self._lines[sending]
+        return line.submit(self._call, connection, method, arguments)
+
+    def kill(self) -> None:
+        """See `Peer`."""
+        self._process.kill()
+        self._process.join(KILL_WAIT_S)
+        for connection, line in self._lines.values():
+            line.shutdown(wait=True, cancel_futures=True)
+            connection.close()
+
+    def _call(self, connection: Connection, method: str, arguments: tuple[Any, ...]) -> Any:
+        try:
+            connection.send((method, arguments))
+            answer, error = connection.recv()
+        except (EOFError, OSError) as lost:
+            raise RankDied(f"the process of training rank {self._rank} died") from lost
+        if error is not None:
+            raise error
+        return answer
+
+
+def _serve(rank: int, work: Connection, send: Connection) -> None:
+    """The child's side. Ends with the parent, in the middle of a call too."""
+    from staleflow.training.deepspeed.rank import Rank
+
+    mine = Rank(rank)
+    threading.Thread(target=_answer, args=(mine, send), name="sending", daemon=True).start()
+    _answer(mine, work)
+
+
+def _answer(rank: Any, connection: Connection) -> None:
+    while True:
+        try:
+            method, arguments = connection.recv()
+        except (EOFError, OSError):
+            os._exit(1)
+        try:
+            answer: Any = (getattr(rank, method)(*arguments), None)
+        except Exception as error:
+            answer = (None, error if isinstance(error, RunFailed) else RunFailed(f"{type(error).__name__}: {error}"))
+        try:
+            connection.send(answer)
+        except OSError:
+            os._exit(1)

@@ -1,0 +1,237 @@
+"""One rank: a share of every batch, and a shard of what the ZeRO stage shards.
+
+Invariants:
+
+- every rank gets the whole batch, works out the same advantages and scales, and takes its share of the rows;
+  the loss is summed over ranks, so neither loss nor update depend on their number;
+- every rank makes the same number of passes in the same order, blank ones where it has no rows left: with
+  ZeRO-3 each pass is a row of collectives;
+- whether an update is made is decided from the whole batch, and whether its gradient is finite from the norm
+  over all ranks: so all ranks do the same;
+- weights do not change while they are being sent: rank 0 enters an update only after it has received them
+  all, and no rank changes a weight before the ranks have worked out the norm of the gradients together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from staleflow.data.trajectory import TrainBatch
+from staleflow.training.batching import BLANK, MicroBatch, Row, cuts, micro_batches, shares
+from staleflow.training.deepspeed.guarded import GuardedAdamW
+from staleflow.training.deepspeed.process_group import Groups, Meeting, join, leave, load_deepspeed
+from staleflow.training.deepspeed.settings import RankSettings
+from staleflow.training.dropout import without_dropout
+from staleflow.training.log_probs import token_log_probs
+from staleflow.training.objective import Measured
+from staleflow.training.step_metrics import StepMetrics
+from staleflow.training.trainer import TrainedTrajectory
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPart:
+    """What one rank has to say of a step. Picklable."""
+
+    metrics: StepMetrics
+    records: Mapping[str, TrainedTrajectory]
+    """By trajectory: those of its share."""
+    learning_rate: float
+
+
+class Rank:
+    """See the module. Its methods are called on all ranks at once, in the same order; `send` on the peers only."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.size = 1
+        self.groups: Groups
+        self.engine: Any = None
+        self.settings: RankSettings
+        self.updates = 0
+        """Optimizer updates made, which Adam counts."""
+        self._reference: Any = None
+
+    # ------------------------------------------------------------------ coming and going
+
+    def join(self, meeting: Meeting, store: dist.TCPStore | None = None) -> None:
+        """Meet the other ranks."""
+        self.size = meeting.ranks
+        self.groups = join(self.rank, meeting, store)
+
+    def build(self, settings: RankSettings) -> None:
+        """Model, optimizer and engine; in place of those that were there."""
+        deepspeed = load_deepspeed()
+        torch.set_num_threads(settings.threads)
+        if self.engine is not None:
+            self.engine.destroy()
+        self.settings, self.updates = settings, 0
+        model = settings.make_model()
+        if settings.attention is not None:
+            model.set_attn_implementation(settings.attention)
+        model = without_dropout(model, gradient_checkpointing=settings.gradient_checkpointing)
+        if settings.make_reference is not None:
+            self._reference = settings.make_reference().train(False).requires_grad_(False)
+        options = {"lr": settings.learning_rate, "betas": settings.betas, "weight_decay": settings.weight_decay}
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        optimizer = (
+            GuardedAdamW(parameters, max_grad_norm=settings.max_grad_norm, **options)
+            if settings.guards_itself
+            else torch.optim.AdamW(parameters, **options)
+        )
+        self.engine, *_ = deepspeed.initialize(
+            model=model, optimizer=optimizer, config=settings.deepspeed_config()
+        )
+        if self._reference is not None:
+            self._reference.to(self.engine.device)
+
+    def leave(self) -> None:
+        """Leave the world."""
+        leave()
+
+    # ------------------------------------------------------------------ a step
+
+    def train(
+        self, batch: TrainBatch, version: int, before_update: Callable[[], None] = lambda: None
+    ) -> StepPart:
+        """This rank's share of a step at weights `version`.
+
+        `before_update` is called before each change of weights: on rank 0 it waits until they have been sent.
+        """
+        settings, metrics = self.settings, StepMetrics()
+        rate = settings.learning_rate * min(1.0, (version + 1) / max(settings.warmup_steps, 1))
+        for group in self.engine.optimizer.param_groups:
+            group["lr"] = rate
+        records: dict[str, TrainedTrajectory] = {}
+        rows = settings.objective.lay_out(batch)
+        for update in settings.objective.updates(batch, rows, self._measure(rows)):
+            micros = self._share(update.rows, update.scales)
+            self._apply(micros, update.informative, metrics, before_update)
+            for micro in micros:
+                records |= {record.trajectory_id: record for record in micro.trained(version)}
+        return StepPart(metrics=metrics, records=records, learning_rate=rate)
+
+    def _share(self, rows: Sequence[Row], scales: NDArray[np.float64]) -> list[MicroBatch]:
+        """This rank's rows as micro-batches, as many as the rank with the most has."""
+        budget, packing = self.settings.micro_batch_tokens, self.settings.packing
+        lengths = [len(row.tokens) for row in rows]
+        dealt = shares(lengths, self.size)
+        count = max(len(cuts([lengths[i] for i in share], budget, packing=packing)) for share in dealt)
+        mine = dealt[self.rank]
+        return micro_batches(
+            [rows[i] for i in mine], scales[mine], budget, self.engine.device, packing=packing, count=count
+        )
+
+    def _log_probs(self, model: Any, micro: MicroBatch) -> tuple[Tensor, Tensor]:
+        lengths = micro.lengths if self.settings.packing else None
+        return token_log_probs(
+            model, micro.input_ids, micro.loss_mask, self.settings.temperature, lengths=lengths
+        )
+
+    @torch.no_grad()
+    def _measure(self, rows: Sequence[Sequence[Row]]) -> dict[str, Measured]:
+        """What the objective needs to know of each row before anything is updated, from all ranks."""
+        needs = self.settings.objective.needs
+        if not needs:
+            return {}
+        mine: dict[str, Measured] = {}
+        for chunk in rows:
+            for micro in self._share(chunk, np.zeros(len(chunk))):
+                prox = micro.by_row(self._log_probs(self.engine, micro)[0]) if needs.prox else {}
+                asked = needs.reference and self._reference is not None
+                reference = micro.by_row(self._log_probs(self._reference, micro)[0]) if asked else {}
+                for name in micro.trajectory_ids:
+                    mine[name] = Measured(prox=prox.get(name), reference=reference.get(name))
+        mine.pop(BLANK, None)
+        parts: list[dict[str, Measured]] = [{} for _ in range(self.size)]
+        dist.all_gather_object(parts, mine, group=self.groups.talk)
+        return {name: measured for part in parts for name, measured in part.items()}
+
+    def _apply(
+        self,
+        micros: Sequence[MicroBatch],
+        informative: bool,
+        metrics: StepMetrics,
+        before_update: Callable[[], None],
+    ) -> None:
+        """One optimizer update, or a skipped one."""
+        loss = 0.0
+        for micro in micros:
+            with torch.set_grad_enabled(informative):
+                part = self.settings.objective.loss(micro, *self._log_probs(self.engine, micro))
+            if informative:
+                self.engine.backward(part.loss * self.size)  # it averages over ranks
+            loss += part.record(metrics)
+        if not informative:
+            metrics.add_update(loss=loss, grad_norm=0.0, applied=False)
+            return
+        before_update()
+        self.engine.step()
+        applied = self.engine.was_step_applied()
+        self.updates += applied
+        norm = float(self.engine.get_global_grad_norm())
+        metrics.add_update(loss=loss, grad_norm=norm if applied else math.nan, applied=applied)
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def save(self, folder: Path, version: int) -> None:
+        """Write a checkpoint, on rank 0."""
+        from staleflow.training.deepspeed import checkpoint
+
+        checkpoint.save(self, folder, version)
+
+    def load(self, folder: Path) -> int:
+        """Restore a checkpoint, which rank 0 reads; returns its version."""
+        from staleflow.training.deepspeed import checkpoint
+
+        return checkpoint.load(self, folder)
+
+    # ------------------------------------------------------------------ weights
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of all weights, in the order of the state dict; tied ones under each of theirs."""
+        return tuple(self.engine.module.state_dict())
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Parameters and buffers by name; with ZeRO-3 parameters hold nothing but their own part."""
+        module = self.engine.module
+        found = dict(module.named_parameters(remove_duplicate=False))
+        found |= dict(module.named_buffers(remove_duplicate=False))
+        return {name: found[name] for name in self.names}
+
+    def send(self, names: Sequence[str]) -> None:
+        """A peer's part of `gather`, while it may be in the middle of a step."""
+        for _ in self.gather(names, self.groups.push):
+            pass
+
+    @torch.no_grad()
+    def gather(self, names: Sequence[str], group: dist.ProcessGroup) -> Iterator[tuple[str, Tensor]]:
+        """Weights one after the other: with ZeRO-3 put together on rank 0, and empty on the others."""
+        tensors = self.tensors()
+        for name in names:
+            tensor = tensors[name]
+            if not hasattr(tensor, "ds_tensor"):
+                yield name, tensor
+                continue
+            whole = self.collect(tensor.ds_tensor, group)
+            yield name, whole[: tensor.ds_numel].view(tensor.ds_shape) if self.rank == 0 else whole
+
+    def collect(self, part: Tensor, group: dist.ProcessGroup) -> Tensor:
+        """Equal parts of all ranks, one behind the other on rank 0; on the CPU. Any number type."""
+        flat = part.detach().contiguous().view(-1).cpu()
+        raw = flat.view(torch.uint8)
+        parts = [torch.empty_like(raw) for _ in range(self.size)] if self.rank == 0 else None
+        dist.gather(raw, parts, dst=0, group=group)
+        return torch.cat(parts).view(flat.dtype) if parts is not None else flat[:0]

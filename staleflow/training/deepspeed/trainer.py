@@ -1,0 +1,104 @@
+"""The trainer interface over a world of DeepSpeed ranks.
+
+Invariant: to whoever calls it this is one trainer like any other; how many ranks there are, and what each of
+them holds, changes neither losses nor weights beyond rounding.
+
+::
+
+    batch ──> rank 0 .. n, each its share of the rows ──> parts of metrics and records ──> one TrainResult
+    weights() <── rank 0: its own (ZeRO 0 to 2), or put together parameter by parameter (ZeRO 3)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+from torch import Tensor
+
+from staleflow.data.trajectory import TrainBatch
+from staleflow.errors import ProtocolError
+from staleflow.training.deepspeed.rank import StepPart
+from staleflow.training.deepspeed.settings import RankSettings
+from staleflow.training.deepspeed.world import World
+from staleflow.training.host_weights import GatheredWeights, HostWeights
+from staleflow.training.step_metrics import StepMetrics
+from staleflow.training.trainer import TrainResult, nothing
+
+
+class DeepSpeedTrainer:
+    """See the module. Owns the world: `close` ends its ranks."""
+
+    def __init__(self, world: World, settings: RankSettings, *, start_timeout_s: float) -> None:
+        """Build model and engine on every rank.
+
+        Raises ConfigError when the model cannot be loaded, RunFailed when a rank fails or is not done within
+        `start_timeout_s`.
+        """
+        self._world = world
+        self._settings = settings
+        self._version = 0
+        try:
+            world.run("build", settings, limit_s=start_timeout_s)
+        except BaseException:
+            world.close()
+            raise
+
+    @property
+    def version(self) -> int:
+        """Current weight version."""
+        return self._version
+
+    def train(self, batch: TrainBatch, before_update: Callable[[], None] = nothing) -> TrainResult:
+        """See `Trainer`. Raises RunFailed, and can then only be closed, when a rank dies, fails or hangs."""
+        version = self._version
+        if batch.step != version:
+            raise ProtocolError(f"the batch is of step {batch.step}, but the weights are version {version}")
+        parts: list[StepPart] = self._world.run(
+            "train", batch, version, own=lambda: self._world.rank.train(batch, version, before_update)
+        )
+        self._version += 1
+        records = {name: record for part in parts for name, record in part.records.items()}
+        members = [member.trajectory.trajectory_id for group in batch.groups for member in group]
+        return TrainResult(
+            version_start=version,
+            version=self._version,
+            trained=tuple(records[member] for member in members),
+            metrics={
+                **StepMetrics.merged([part.metrics for part in parts]).values(),
+                "train/learning_rate": parts[0].learning_rate,
+                "train/trajectories": float(sum(record.tokens > 0 for record in records.values())),
+                "train/masked_trajectories": float(sum(record.tokens == 0 for record in records.values())),
+            },
+        )
+
+    def weights(self) -> Mapping[str, NDArray[Any]]:
+        """float32 arrays under state-dict names, tied weights under each of theirs, made one by one.
+
+        With ZeRO-3 each is put together while the mapping's items are gone through, which may be in another
+        thread while the next step's passes run.
+        """
+        rank = self._world.rank
+        if self._settings.zero_stage < 3:
+            return HostWeights(rank.tensors())
+        return GatheredWeights(rank.names, self._gather)
+
+    def save(self, folder: Path) -> None:
+        """Write a checkpoint that any number of ranks and any stage can go on from."""
+        self._world.run("save", folder, self._version)
+
+    def load(self, folder: Path) -> None:
+        """Restore what `save` wrote. Raises RunFailed when the folder is of another model."""
+        self._version = self._world.run("load", folder)[0]
+
+    def close(self) -> None:
+        """End the ranks."""
+        self._world.close()
+
+    def _gather(self, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+        sending = self._world.ask_peers("send", tuple(names))
+        yield from self._world.rank.gather(names, self._world.rank.groups.push)
+        for sent in sending:
+            sent.result()

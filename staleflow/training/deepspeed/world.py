@@ -1,0 +1,150 @@
+"""Rank 0 and its peers as one: a call is made on all of them, and ends for all of them.
+
+Invariants:
+
+- a call returns when every rank is done, and raises RunFailed as soon as one cannot be: its process died, it
+  raised, or a collective took longer than its time limit. What the ranks were at is lost then: all peers are
+  killed, and the world can only be closed;
+- while rank 0 is in a collective its thread cannot be stopped, so it works in a thread of its own and the
+  caller watches;
+- after `close` no process of a rank is left.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import TimeoutError as LimitReached
+from typing import Any
+
+from staleflow.errors import RunFailed, StaleflowError
+from staleflow.training.deepspeed.peers import Launch, Peer, RankDied
+from staleflow.training.deepspeed.process_group import Meeting, choose_backend, leave, open_meeting
+from staleflow.training.deepspeed.rank import Rank
+
+SETTLE_S = 3.0
+"""When one rank fails, others fail of it in a moment; the first cause is looked for among them."""
+
+
+class World:
+    """See the module. `rank` is rank 0, in this process."""
+
+    def __init__(
+        self,
+        *,
+        ranks: int,
+        launch: Launch,
+        backend: str = "auto",
+        host: str = "127.0.0.1",
+        start_timeout_s: float,
+        timeout_s: float,
+    ) -> None:
+        """Start the peers' processes and meet them. `host`: this process's address as the peers see it.
+
+        Raises RunFailed when they have not met within `start_timeout_s`.
+        """
+        self.ranks = ranks
+        self._start_timeout_s, self._timeout_s = start_timeout_s, timeout_s
+        self._broken = False
+        self._peers: list[Peer] = []
+        self._own = ThreadPoolExecutor(1, "rank-0")
+        self.rank = Rank(0)
+        try:
+            store = open_meeting(host, ranks, start_timeout_s)
+            meeting = Meeting(
+                host=host,
+                port=store.port,
+                ranks=ranks,
+                backend=choose_backend(backend),
+                start_timeout_s=start_timeout_s,
+                timeout_s=timeout_s,
+            )
+            self._peers = [launch(rank) for rank in range(1, ranks)]
+            self.run(
+                "join", meeting, own=lambda: self.rank.join(meeting, store), limit_s=start_timeout_s
+            )
+        except BaseException:
+            self.close()
+            raise
+
+    def run(
+        self,
+        method: str,
+        *arguments: Any,
+        own: Callable[[], Any] | None = None,
+        limit_s: float | None = None,
+    ) -> list[Any]:
+        """Call a method of `Rank` on all ranks; returns their answers by rank.
+
+        `own`: what rank 0 does instead. `limit_s`: for the whole call; None: only collectives are limited.
+        Raises RunFailed, or the error that rank 0 raised if it was meant for the person.
+        """
+        if self._broken:
+            raise RunFailed("the training ranks are gone after an earlier failure")
+        answers: list[Future[Any]] = [
+            self._own.submit(own) if own else self._own.submit(getattr(self.rank, method), *arguments)
+        ]
+        answers += [peer.ask(method, *arguments) for peer in self._peers]
+        wait(answers, timeout=limit_s, return_when=FIRST_EXCEPTION)
+        failed = any(a.done() and a.exception() is not None for a in answers)
+        if not failed and answers[0].done():
+            wait(answers, timeout=self._timeout_s)  # nothing that is left needs rank 0
+        if not all(a.done() and a.exception() is None for a in answers):
+            raise self._give_up(method, answers, limit_s if not failed else None)
+        return [a.result() for a in answers]
+
+    def ask_peers(self, method: str, *arguments: Any) -> list[Future[Any]]:
+        """Call a method on the peers' line for sending."""
+        return [peer.ask(method, *arguments, sending=True) for peer in self._peers]
+
+    def close(self) -> None:
+        """End all peers and leave. May be called twice."""
+        self._broken = True
+        for peer in self._peers:
+            peer.kill()
+        self._peers = []
+        self._own.shutdown(wait=False, cancel_futures=True)
+        leave()
+
+    def _give_up(self, method: str, answers: Sequence[Future[Any]], limit_s: float | None) -> Exception:
+        """Find the first cause among the ranks' errors; kill what is left."""
+        began = time.monotonic()
+        while time.monotonic() - began < SETTLE_S and not _deaths(answers):
+            if all(a.done() for a in answers):
+                break
+            time.sleep(0.05)
+        self._broken = True
+        deaths, errors = _deaths(answers), _errors(answers)
+        silent = [rank for rank, a in enumerate(answers) if not a.done()]
+        for peer in self._peers:
+            peer.kill()
+        if deaths:
+            return RunFailed(f"the process of training {_names(deaths)} died at `{method}`; see the logs folder")
+        if limit_s is not None:
+            return RunFailed(
+                f"training {_names(silent)} did not finish `{method}` within the time limit of {limit_s:g} s"
+            )
+        if 0 in errors and isinstance(errors[0], StaleflowError):
+            return errors[0]
+        where = f"; {_names(silent)} did not answer" if silent else ""
+        rank, error = next(iter(errors.items()), (0, LimitReached()))
+        if not errors:
+            return RunFailed(
+                f"training {_names(silent)} did not finish `{method}` within {self._timeout_s:g} s of rank 0"
+            )
+        text = str(error) or type(error).__name__
+        return RunFailed(f"training rank {rank} failed at `{method}`: {text.splitlines()[0]}{where}")
+
+
+def _errors(answers: Sequence[Future[Any]]) -> dict[int, BaseException]:
+    found = {rank: a.exception() for rank, a in enumerate(answers) if a.done() and not a.cancelled()}
+    return {rank: error for rank, error in found.items() if error is not None}
+
+
+def _deaths(answers: Sequence[Future[Any]]) -> list[int]:
+    return [rank for rank, error in _errors(answers).items() if isinstance(error, RankDied)]
+
+
+def _names(ranks: Sequence[int]) -> str:
+    return f"rank{'s' * (len(ranks) != 1)} {', '.join(map(str, ranks))}"

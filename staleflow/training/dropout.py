@@ -1,0 +1,26 @@
+"""Training mode without dropout."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def without_dropout(model: PreTrainedModel, *, gradient_checkpointing: bool = False) -> PreTrainedModel:
+    """The model, such that the same input gives the same output: the ratio must measure weights, not noise.
+
+    transformers recomputes activations only in training mode. So with `gradient_checkpointing` the model is
+    in that mode, and every rate of dropout is 0.
+    """
+    if not gradient_checkpointing:
+        return model.train(False)
+    for module in model.modules():
+        for name, value in vars(module).items():
+            if isinstance(value, float) and (
+                "dropout" in name or (name == "p" and "Dropout" in type(module).__name__)
+            ):
+                setattr(module, name, 0.0)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model.train(True)
