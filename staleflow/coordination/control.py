@@ -241,7 +241,7 @@ class Control:
             self._running.touch(command.trajectory_id, self._now)
         elif isinstance(command, Interrupt):
             self.population.member(command.trajectory_id).leaving = True
-        self._outbox.put(Send(command=command))
+        self._outbox.put(Send(command))
 
     def _admit(self, route: Route) -> bool:
         group, admission = route.group_id, route.admission
@@ -278,7 +278,7 @@ class Control:
             reason=reason,
         )
         self.fleet.order(command)
-        self._outbox.put(Send(command=command))
+        self._outbox.put(Send(command))
 
     # ------------------------------------------------------------------ instances
 
@@ -313,7 +313,7 @@ class Control:
         self._running.forget(member.trajectory_id)
         self.population.to_generated(member, report.length)
         self._lengths.finished(report.length - member.prompt_length)
-        self._outbox.put(Score(trajectory_id=member.trajectory_id))
+        self._outbox.put(Score(member.trajectory_id))
 
     def _on_rejection(self, rejection: Rejection, instance: str) -> None:
         if rejection.trajectory_id is None:
@@ -407,7 +407,7 @@ class Control:
             else:
                 self.population.to_generated(member, member.length)
                 self._outbox.put(Truncate(trajectory_id=member.trajectory_id, reason=why))
-                self._outbox.put(Score(trajectory_id=member.trajectory_id))
+                self._outbox.put(Score(member.trajectory_id))
 
     def _resample(self, member: Member, why: str) -> None:
         new_id = f"{member.trajectory_id}-r{member.resampled + 1}"
@@ -418,7 +418,7 @@ class Control:
     def _give_up(self, member: Member, why: str) -> None:
         self.population.to_generated(member, member.length)
         self._outbox.put(GiveUp(trajectory_id=member.trajectory_id, reason=why))
-        self._outbox.put(Score(trajectory_id=member.trajectory_id))
+        self._outbox.put(Score(member.trajectory_id))
 
     # ------------------------------------------------------------------ environment and reward
 

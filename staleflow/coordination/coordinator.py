@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from staleflow.coordination.commands import Command, Interrupt
+from staleflow.coordination.commands import Command
 from staleflow.coordination.kept import Kept
 from staleflow.coordination.migration import MigrationStrategy
 from staleflow.coordination.routing import RoutingStrategy
@@ -47,7 +47,6 @@ class Coordinator:
         self._migration = migration
         self._admission = admission
         self._states: Kept[InstanceView, InstanceState] = Kept()
-        self._moving: Kept[InstanceView, tuple[Interrupt, ...]] = Kept()
 
     def step(self, snapshot: Snapshot) -> Decision:
         """Decide on this snapshot. Nothing in it is changed."""
@@ -67,12 +66,7 @@ class Coordinator:
 
         Not where nothing runs: an idle instance waits for nobody.
         """
-        for leaving in self._moving.of(state.snapshot.instances, _moves).values():
-            for command in leaving:
-                target = state.instances.get(command.target)
-                if target is not None and target.resident:
-                    state.hold(command.target, command.length or state.snapshot.expected_held)
-
-
-def _moves(view: InstanceView) -> tuple[Interrupt, ...]:
-    return tuple(c for c in view.outstanding if isinstance(c, Interrupt) and c.target)
+        for command in [c for source in state.instances.values() for c in source.leaving]:
+            target = state.instances.get(command.target)
+            if target is not None and target.resident:
+                state.hold(command.target, command.length or state.snapshot.expected_held)

@@ -115,18 +115,18 @@ class Fleet:
         member = self._members[report.instance]
         known = member.snapshot
         member.snapshot = InstanceSnapshot(
-            instance=known.instance,
-            incarnation=known.incarnation,
-            revision=report.revision,
-            version=report.version,
-            running=report.running,
-            waiting=report.waiting,
-            kv_tokens=report.kv_tokens,
-            kv_capacity=report.kv_capacity or known.kv_capacity,
-            max_running=known.max_running,
-            acked_seq=report.acked_seq,
-            generated_tokens=report.generated_tokens,
-            busy_seconds=report.busy_seconds,
+            known.instance,
+            known.incarnation,
+            report.revision,
+            report.version,
+            report.running,
+            report.waiting,
+            report.kv_tokens,
+            report.kv_capacity or known.kv_capacity,
+            known.max_running,
+            report.acked_seq,
+            report.generated_tokens,
+            report.busy_seconds,
         )
         acknowledged: list[Command] = []
         outstanding, acked_seq = member.outstanding, report.acked_seq
@@ -147,9 +147,7 @@ class Fleet:
         """What the coordinator sees, in order of joining; shared, and good until the next change."""
         for instance in self._changed:
             member = self._members[instance]
-            self._views[instance] = InstanceView(
-                snapshot=member.snapshot, outstanding=tuple(member.outstanding), next_seq=member.next_seq
-            )
+            self._views[instance] = InstanceView(member.snapshot, tuple(member.outstanding), member.next_seq)
         self._changed.clear()
         return self._views
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Protocol
 
-from staleflow.coordination.commands import Interrupt
 from staleflow.coordination.kept import Kept
 from staleflow.coordination.routing import KV_HEADROOM, has_room
-from staleflow.coordination.snapshot import InstanceView, Resident
+from staleflow.coordination.snapshot import Resident
 from staleflow.coordination.speculative import InstanceState, SpeculativeState
 
 _waiting = attrgetter("waiting")
+_leaving = attrgetter("leaving")
 
 MOST_LOOKED_AT = 256
 """Running trajectories that one cycle weighs up; the rest have their turn in later ones."""
@@ -72,12 +72,11 @@ class CostAwareMigration:
 
     def __init__(self, settings: MigrationSettings | None = None) -> None:
         self._settings = settings or MigrationSettings()
-        self._leaving: Kept[InstanceView, bool] = Kept()
         self._throughputs: Kept[InstanceState, float] = Kept()
 
     def migrate(self, state: SpeculativeState) -> float | None:
         """Order the moves of waiting trajectories; when there are none, those of running ones."""
-        under_way = any(self._leaving.of(state.snapshot.instances, _interrupts).values())
+        under_way = any(map(_leaving, state.instances.values()))
         if len(state.instances) < 2 or under_way or self._relieve_queues(state):
             return None
         return self._close_gaps(state)
@@ -187,18 +186,13 @@ class CostAwareMigration:
         return (gain - loss) * seconds, (stands_still + own) * costs.prefill_s(length)
 
 
-def _interrupts(view: InstanceView) -> bool:
-    """Whether an Interrupt is on its way."""
-    return any(isinstance(command, Interrupt) for command in view.outstanding)
-
-
 class _Targets:
     """Instances that can take in more, least loaded first, with what this wave has promised them."""
 
     def __init__(self, state: SpeculativeState, headroom: float) -> None:
         self._state = state
         self._headroom = headroom
-        self._open = [i.copy() for i in state.instances.values() if not i.waiting and self._fits(i, 0)]
+        self._open = [i for i in state.instances.values() if not i.waiting and self._fits(i, 0)]
         self._open.sort(key=_load)
 
     def __len__(self) -> int:
@@ -220,10 +214,11 @@ class _Targets:
     def promise(self, instance: InstanceState, resident: Resident) -> None:
         """The trajectory is expected there."""
         self._open.remove(instance)
-        instance.resident += 1
-        instance.kv_tokens += resident.length
-        if self._fits(instance, 0):
-            insort(self._open, instance, key=_load)
+        promised = instance.copy()
+        promised.resident += 1
+        promised.kv_tokens += resident.length
+        if self._fits(promised, 0):
+            insort(self._open, promised, key=_load)
 
     def _fits(self, instance: InstanceState, length: int) -> bool:
         return has_room(instance, length, self._state.snapshot.expected_held, self._headroom)

@@ -16,7 +16,7 @@ class Outbox:
 
     def record(self, record: Record) -> None:
         """Number a record and have it appended to the ledger."""
-        self._effects.append(Append(seq=self._next_seq, attempt=self._attempt, record=record))
+        self._effects.append(Append(self._next_seq, self._attempt, record))
         self._next_seq += 1
 
     def put(self, effect: Effect) -> None:

@@ -29,6 +29,8 @@ class InstanceState:
     kv_capacity: int
     max_running: int
     next_seq: int
+    leaving: tuple[Interrupt, ...] = ()
+    """Interrupts that it has not acknowledged, in order."""
 
     @property
     def running(self) -> int:
@@ -43,6 +45,8 @@ class InstanceState:
                 self.resident += 1
                 self.kv_tokens += command.length
             case Interrupt() | Abort():
+                if isinstance(command, Interrupt):
+                    self.leaving = (*self.leaving, command)
                 self.resident = max(0, self.resident - 1)
                 if command.length == 0:
                     self.waiting = max(0, self.waiting - 1)
@@ -62,6 +66,7 @@ class InstanceState:
             kv_capacity=self.kv_capacity,
             max_running=self.max_running,
             next_seq=self.next_seq,
+            leaving=self.leaving,
         )
 
 
@@ -161,15 +166,15 @@ class SpeculativeState:
             group_version = state.version
         self._order(
             Route(
-                instance=instance,
-                incarnation=state.incarnation,
-                seq=state.next_seq,
-                trajectory_id=item.trajectory_id,
-                group_id=item.group_id,
-                min_version=group_version,
-                admission=admission,
-                length=item.length,
-                reason=reason,
+                instance,
+                state.incarnation,
+                state.next_seq,
+                item.trajectory_id,
+                item.group_id,
+                group_version,
+                admission,
+                item.length,
+                reason,
             )
         )
         return admission

@@ -271,9 +271,7 @@ class SimulatedCluster:
         if trajectory is not None:
             raw, usable = self._settings.reward(trajectory_id), trajectory_id not in self._given_up
             self._watch.scored(trajectory_id, raw, usable, self._settings.reward_s)
-            self._tell(
-                Rewarded(trajectory_id=trajectory_id, raw=raw, usable=usable, token_hash=trajectory.hashed())
-            )
+            self._tell(Rewarded(trajectory_id, raw, usable, trajectory.hashed()))
 
     def _train(self, effect: Train) -> None:
         costs = self._settings.trainer
@@ -284,11 +282,11 @@ class SimulatedCluster:
         trained = tuple(
             [
                 TrainedMember(
-                    id=t.trajectory_id,
-                    min=_or(t.min_version, effect.step),
-                    max=_or(t.max_version, effect.step),
-                    tokens=t.response,
-                    hash=t.token_hash,
+                    t.trajectory_id,
+                    _or(t.min_version, effect.step),
+                    _or(t.max_version, effect.step),
+                    t.response,
+                    t.token_hash,
                 )
                 for t in members
             ]

@@ -234,12 +234,7 @@ class SimulatedInstance(DecodingBatch):
     def _leaves(self, trajectory: SimulatedTrajectory, reason: str | None) -> TrajectoryReport:
         self._left.append(trajectory)
         self.has_news = self._turned = True
-        return TrajectoryReport(
-            trajectory_id=trajectory.trajectory_id,
-            length=trajectory.base,
-            min_version=trajectory.min_version,
-            finish_reason=reason,
-        )
+        return TrajectoryReport(trajectory.trajectory_id, trajectory.base, trajectory.min_version, reason)
 
     # ------------------------------------------------------------------ commands
 
