@@ -174,3 +174,14 @@ def gradients() -> Iterator[list[list[torch.Tensor]]]:
     handle = register_optimizer_step_pre_hook(look)
     yield seen
     handle.remove()
+
+
+@pytest.fixture
+def objective_of() -> Callable[..., Objective]:
+    return make_objective
+
+
+@pytest.fixture
+def trainer_options() -> dict[str, Any]:
+    """Those of `trainer_of` that are not about the loss."""
+    return dict(TRAINER)
