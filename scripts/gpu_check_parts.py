@@ -1,0 +1,364 @@
+"""What `gpu_check.py` checks: functions of (model folder, device) that return figures, or raise.
+
+Invariant: each builds what it needs from a config, as a run does, and measures before it says yes.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+SEQUENCES, NEW_TOKENS = 32, 64
+VOCABULARY = 64
+"""More than the task's characters, so that padding to a device's favourite sizes is not what is tested."""
+
+Figures = Mapping[str, Any]
+
+
+def make_model(folder: Path, device: str) -> Figures:
+    """A random Llama of some three million parameters over the characters of the built-in task."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from staleflow.data.sums import ALPHABET
+
+    if device == "cuda" and not torch.cuda.is_available():
+        raise RuntimeError("torch sees no GPU; --cpu runs the same checks without one")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=1,
+        pad_token_id=0,
+        initializer_range=0.08,  # logits far enough apart for a mistake to show in log-probs
+    )
+    model = LlamaForCausalLM(config)
+    model.save_pretrained(folder)
+    (folder / "char_vocab.json").write_text(json.dumps({"alphabet": ALPHABET}))
+    return {
+        "parameters": f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f}M",
+        "device": torch.cuda.get_device_name(0) if device == "cuda" else "CPU",
+        "torch": torch.__version__,
+    }
+
+
+def torch_engine(folder: Path, device: str) -> Figures:
+    """The embedded engine, whose log-probs must be those of a full forward pass."""
+    from staleflow.rollout.torch.engine import TorchEngine
+
+    model = _model(folder, device, "float32")
+    engine = TorchEngine(model, sampling=_sampling(0.8), seed=0, kv_capacity_tokens=8192, max_running=64)
+    finished, seconds = _generated(engine, _prompts())
+    return _agreement(model, finished, 0.8, most=1e-3) | _speed(finished, seconds)
+
+
+def vllm_engine(folder: Path, device: str) -> Figures:
+    """vLLM: log-probs at a temperature, an interruption, and weights exchanged under running trajectories."""
+    import numpy as np
+
+    engine = _vllm(folder, device)
+    try:
+        model = _model(folder, device, "float32")
+        tensors = {name: t.detach().float().cpu().numpy() for name, t in model.state_dict().items()}
+        engine.load_weights(tensors, 0, "recompute")
+        # Kernels differ, and on a GPU so do the digits that they keep.
+        most = 1e-3 if device == "cpu" else 0.05
+        finished, seconds = _generated(engine, _prompts())
+        figures = _agreement(model, finished, 0.8, most=most) | _speed(finished, seconds)
+
+        for trajectory in _prompts("again"):
+            engine.add(trajectory)
+        for _ in range(8):
+            engine.step()
+        names = list(engine.trajectories())[:4]
+        for trajectory in engine.interrupt(names):
+            engine.add(trajectory)
+        changed = {name: np.ascontiguousarray(tensor * 1.05) for name, tensor in tensors.items()}
+        began = time.monotonic()
+        engine.load_weights(changed, 1, "recompute")
+        swap_s = time.monotonic() - began
+        finished = _drained(engine, SEQUENCES)
+        crossed = sum(set(t.versions.tolist()) == {0, 1} for t in finished)
+        if not crossed:
+            raise AssertionError("no trajectory has tokens of both weight versions")
+        _load(model, changed)
+        figures |= {"swap": f"{1000 * swap_s:.0f} ms", "crossed": crossed}
+        after = [t for t in finished if t.versions.tolist()[-1] == 1]
+        return figures | {
+            "after swap": _agreement(model, after, 0.8, most=most, version=1)["log-prob off by"]
+        }
+    finally:
+        engine.close()
+
+
+def deepspeed_trainer(folder: Path, device: str) -> Figures:
+    """Two steps with each ZeRO stage: losses and weights must be the torch trainer's."""
+    import numpy as np
+
+    expected_loss, expected = _trained(_config(folder, device, "training.trainer=torch"))
+    figures: dict[str, Any] = {"loss": f"{expected_loss:.4f}"}
+    for stage in (0, 2, 3):
+        began = time.monotonic()
+        loss, weights = _trained(
+            _config(folder, device, "training.trainer=deepspeed", f"training.deepspeed.zero_stage={stage}")
+        )
+        off = max(float(np.abs(weights[name] - expected[name]).max()) for name in expected)
+        if abs(loss - expected_loss) > 1e-3 or off > 1e-3:
+            raise AssertionError(f"ZeRO-{stage}: loss {loss:.5f}, weights off by {off:.1e}")
+        figures[f"ZeRO-{stage}"] = f"off by {off:.0e}, {time.monotonic() - began:.0f} s"
+    return figures
+
+
+def weight_transfer(folder: Path, device: str) -> Figures:
+    """A gigabyte from the device into the parameter server and back onto the device."""
+    import numpy as np
+    import torch
+
+    from staleflow.servers.parameter_server import ParameterServer
+
+    size = 1 << (28 if device == "cuda" else 24)
+    pieces = 16
+    source = {f"w{i}": torch.randn(size // pieces, device=device) for i in range(pieces)}
+    server = ParameterServer("shared_memory", run_name=f"gpu-check-{os.getpid()}")
+    try:
+        publisher, subscriber = server.handle.publisher(), server.handle.subscriber()
+        best = {"push": 1e9, "pull": 1e9}
+        for version in range(3):
+            began = time.monotonic()
+            publisher.push(version, {name: tensor.cpu().numpy() for name, tensor in source.items()})
+            pushed = time.monotonic()
+            with subscriber.lease() as lease:
+                there = {name: torch.from_numpy(np.array(t)).to(device) for name, t in lease.tensors.items()}
+            if device == "cuda":
+                torch.cuda.synchronize()
+            best["push"] = min(best["push"], pushed - began)
+            best["pull"] = min(best["pull"], time.monotonic() - pushed)
+        if not all(torch.equal(there[name], tensor) for name, tensor in source.items()):
+            raise AssertionError("what was pulled is not what was pushed")
+        publisher.close()
+    finally:
+        server.close()
+    gigabytes = size * 4 / 1e9
+    return {
+        "size": f"{gigabytes:.2f} GB",
+        **{name: f"{gigabytes / seconds:.1f} GB/s" for name, seconds in best.items()},
+        "NIXL": "there" if importlib.util.find_spec("nixl") else "not installed",
+    }
+
+
+def short_run(folder: Path, device: str) -> Figures:
+    """Five steps: vLLM, DeepSpeed and the reward processes as Ray actors sharing the device."""
+    from staleflow.audit import audit_ledger
+    from staleflow.runtime.launch import launch
+
+    share = 0.25
+    placement = [
+        f"cluster.placement.rollout_gpus={share}",
+        f"cluster.placement.training_gpus={share}",
+        f"rollout.vllm.gpu_memory_utilization={share}",
+    ]
+    config = _config(
+        folder,
+        device,
+        "rollout.engine=vllm",
+        "training.trainer=deepspeed",
+        "training.deepspeed.zero_stage=2",
+        "run.steps=5",
+        f"run.output_dir={folder.parent}",
+        "run.name=short-run",
+        "cluster.runtime=ray",
+        "cluster.start_timeout_s=170",
+        *(placement if device == "cuda" else ()),
+    )
+    began = time.monotonic()
+    code = launch(config, resume=False, clean=True)
+    seconds = time.monotonic() - began
+    run = folder.parent / "short-run"
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    steps = [row for row in rows if row["kind"] == "train"]
+    audit = audit_ledger(run)
+    if code != 0 or len(steps) != 5 or not audit.ok:
+        raise AssertionError(f"exit code {code}, {len(steps)} steps, audit: {audit.text().splitlines()[-1]}")
+    if not all(row["train/grad_norm"] > 0 for row in steps):
+        raise AssertionError("a step had no gradient")
+    return {
+        "steps": len(steps),
+        "wall": f"{seconds:.0f} s",
+        "staleness": max(row["staleness/max"] for row in steps),
+        "log-probs off by": f"{max(row['train/logprob_abs_diff'] for row in steps):.1e}",
+    }
+
+
+# ---------------------------------------------------------------------- what the checks share
+
+
+def parity(request: Any) -> float:
+    """The verifier of the short run: 1 for about half of all responses, whatever they say."""
+    return float(sum(map(ord, request.response)) % 2)
+
+
+def _config(folder: Path, device: str, *overrides: str) -> Any:
+    from staleflow.config import load_config
+
+    return load_config(
+        [],
+        [
+            f"model.source={folder}",
+            "data.batch_size=4",
+            "data.group_size=4",
+            "data.size=256",
+            "rollout.instances=1",
+            "rollout.max_new_tokens=32",
+            "rollout.max_model_len=256",
+            "rollout.kv_capacity_tokens=8192",
+            "reward.verifier=gpu_check_parts.parity",
+            "training.dynamic_sampling=false",
+            "training.warmup_steps=0",
+            "training.learning_rate=0.001",
+            "evaluation.every=0",
+            "telemetry.wandb.mode=disabled",
+            "telemetry.console=plain",
+            *overrides,
+        ],
+        {},
+    )
+
+
+def _model(folder: Path, device: str, dtype: str) -> Any:
+    from staleflow.training.models import load_model
+
+    return load_model(str(folder), dtype).to(device)  # type: ignore[arg-type]
+
+
+def _load(model: Any, tensors: Mapping[str, Any]) -> None:
+    import torch
+
+    model.load_state_dict({name: torch.from_numpy(tensor) for name, tensor in tensors.items()})
+
+
+def _sampling(temperature: float) -> Any:
+    from staleflow.rollout.engine import SamplingParams
+
+    return SamplingParams(temperature=temperature, max_model_len=256)
+
+
+def _vllm(folder: Path, device: str) -> Any:
+    from staleflow.runtime.assembly import build_engine, build_tokenizer
+
+    config = _config(folder, device, "rollout.engine=vllm", "rollout.temperature=0.8", *(
+        ("rollout.vllm.gpu_memory_utilization=0.3",) if device == "cuda" else ()
+    ))  # fmt: skip
+    return build_engine(config, build_tokenizer(config), spend=time.sleep, endless=True)
+
+
+def _prompts(name: str = "first") -> list[Any]:
+    from staleflow.data.trajectory import Prompt, Trajectory
+
+    return [
+        Trajectory(
+            trajectory_id=f"{name}-{i}",
+            group_id=name,
+            member=i,
+            prompt=Prompt(
+                prompt_id=str(i), tokens=tuple(2 + (i + j) % 12 for j in range(3 + i)), text="", answer=""
+            ),
+            max_new_tokens=NEW_TOKENS,
+        )
+        for i in range(SEQUENCES)
+    ]
+
+
+def _generated(engine: Any, trajectories: list[Any]) -> tuple[list[Any], float]:
+    began = time.monotonic()
+    for trajectory in trajectories:
+        engine.add(trajectory)
+    return _drained(engine, len(trajectories)), time.monotonic() - began
+
+
+def _drained(engine: Any, count: int) -> list[Any]:
+    finished: list[Any] = []
+    while len(finished) < count:
+        finished.extend(engine.step())
+    return finished
+
+
+def _agreement(
+    model: Any, trajectories: list[Any], temperature: float, *, most: float, version: int | None = None
+) -> dict[str, Any]:
+    """Largest difference of log-probs to a full forward pass; of the tokens of `version`, or of all."""
+    import numpy as np
+    import torch
+
+    worst = 0.0
+    for t in trajectories:
+        ids = [*t.prompt.tokens, *t.tokens.tolist()]
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([ids], device=model.device)).logits[0].float()
+        log_probs = torch.log_softmax(logits[t.prompt_len - 1 : -1] / temperature, dim=-1)
+        chosen = log_probs.gather(-1, torch.tensor(ids[t.prompt_len :], device=model.device)[:, None])[:, 0]
+        off = np.abs(chosen.cpu().numpy() - t.log_probs)
+        if version is not None:
+            off = off[t.versions == version]
+        worst = max(worst, float(off.max(initial=0.0)))
+    if worst > most:
+        raise AssertionError(f"log-probs are off by {worst:.1e}, more than {most:.0e}")
+    return {"log-prob off by": f"{worst:.1e}"}
+
+
+def _speed(trajectories: list[Any], seconds: float) -> dict[str, Any]:
+    tokens = sum(t.response_len for t in trajectories)
+    return {"tokens/s": f"{tokens / seconds:,.0f} at {SEQUENCES}"}
+
+
+def _trained(config: Any) -> tuple[float, dict[str, Any]]:
+    """Loss of the second of two steps on made-up batches, and the weights after it."""
+    import numpy as np
+
+    from staleflow.runtime.assembly import build_trainer
+    from staleflow.runtime.launch import opening_record
+    from staleflow.runtime.start import first_start
+
+    trainer = build_trainer(config, first_start(opening_record(config)))
+    try:
+        for step in range(2):
+            loss = trainer.train(_batch(step)).metrics["train/loss"]
+        return float(loss), {name: np.array(tensor) for name, tensor in trainer.weights().items()}
+    finally:
+        trainer.close()
+
+
+def _batch(step: int) -> Any:
+    """Four groups of four made-up responses of different lengths and rewards."""
+    import numpy as np
+
+    from staleflow.data.trajectory import FinishReason, Reward, ScoredTrajectory, Segment, TrainBatch
+
+    numbers = np.random.default_rng(step)
+    groups = []
+    for group in range(4):
+        members = []
+        for member in range(4):
+            length = int(numbers.integers(4, 24))
+            segment = Segment(
+                generated=True,
+                tokens=numbers.integers(2, 14, length).astype(np.int32),
+                log_probs=np.full(length, -np.log(VOCABULARY), dtype=np.float32),
+                versions=np.full(length, step, dtype=np.int32),
+            )
+            empty = _prompts(f"b{step}-{group}")[member]
+            done = empty.extended(segment).finished(FinishReason.STOP)
+            members.append(ScoredTrajectory(trajectory=done, reward=Reward(raw=float(member % 2))))
+        groups.append(tuple(members))
+    return TrainBatch(step=step, groups=tuple(groups))
