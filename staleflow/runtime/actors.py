@@ -13,15 +13,16 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from staleflow.config.schema import Config
-from staleflow.coordination.commands import Command
+from staleflow.coordination.commands import Command, Pull
 from staleflow.coordination.events import InstanceJoined
 from staleflow.data.trajectory import TrainBatch, Trajectory
-from staleflow.errors import EngineError
+from staleflow.errors import EngineError, TransportError
 from staleflow.rollout.instance import InstanceUpdate, RolloutInstance
 from staleflow.runtime.assembly import (
     build_engine,
@@ -41,17 +42,22 @@ from staleflow.runtime.backend import (
     TrainerUp,
 )
 from staleflow.runtime.start import StartPoint
+from staleflow.servers.directory import WeightDirectory
 from staleflow.servers.parameter_server import ParameterServer
-from staleflow.servers.transport import Handle, Lease
+from staleflow.servers.transport import Handle, Lease, wait_for_weights
 
 EVALUATION_NICENESS = 5
 """Where cores are short, evaluation gets about a third of the share of a part that training waits for."""
+TRANSFER_WAIT_S = 30.0
+"""How long a Pull waits for weights on their way to this node, before it is refused and ordered again."""
 IDLE_WAIT_S = 0.05
 """How long the decode thread sleeps with nothing to do, unless commands wake it."""
 
 
 def log_to(folder: Path, part: str) -> None:
-    """Send this process's log messages to `logs/<part>.log`."""
+    """Send this process's log messages to `logs/<part>.log`, unless this node does not see the folder."""
+    if not folder.is_dir():
+        return
     handler = logging.FileHandler(folder / f"{part}.log", encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root = logging.getLogger()
@@ -60,7 +66,7 @@ def log_to(folder: Path, part: str) -> None:
 
 
 class ParameterServerActor:
-    """Owns the storage of the weights."""
+    """Owns the storage of the weights, on one node."""
 
     def __init__(self, logs: Path) -> None:
         log_to(logs, "parameter_server")
@@ -68,7 +74,7 @@ class ParameterServerActor:
     def start(self, run_name: str, directory: str | None) -> Handle:
         """Make the storage; returns how the other processes connect."""
         options: dict[str, Any] = {} if directory is None else {"directory": directory}
-        self._server = ParameterServer("shared_memory", run_name=run_name, **options)
+        self._server = ParameterServer("shared_memory", run_name=run_name, guarded=True, **options)
         return self._server.handle
 
     def live(self, wait_s: float) -> None:
@@ -78,6 +84,14 @@ class ParameterServerActor:
     def close(self) -> None:
         """Remove the storage."""
         self._server.close()
+
+
+class WeightDirectoryActor(WeightDirectory):
+    """Owns the storage of the weights, on every node."""
+
+    def __init__(self, logs: Path) -> None:
+        log_to(logs, "parameter_server")
+        super().__init__(partial(log_to, logs))
 
 
 class RolloutActor:
@@ -100,12 +114,16 @@ class RolloutActor:
         self._outbox: queue.Queue[InstanceUpdate] = queue.Queue(maxsize=1)
         self._failure: str | None = None
         self._alive_at = time.monotonic()
+        self._newest: Callable[[], int | None] = lambda: None
+        self._waits_since: float | None = None
 
     def start(self) -> InstanceJoined:
         """Build the engine, load the newest weights, begin to decode."""
         config = self._config
         engine = build_engine(config, build_tokenizer(config), spend=time.sleep)
         subscriber = self._weights.subscriber()
+        self._newest = subscriber.newest
+        wait_for_weights(subscriber, config.cluster.start_timeout_s)
         with subscriber.lease() as lease:
             engine.load_weights(lease.tensors, lease.version, config.rollout.on_pull)
         instance = RolloutInstance(
@@ -168,10 +186,38 @@ class RolloutActor:
         self, instance: RolloutInstance
     ) -> list[tuple[Sequence[Command], Mapping[str, Trajectory]]]:
         with self._wake:
-            if not self._inbox and instance.is_idle:
+            waits = self._inbox and self._awaits_weights()
+            if (waits or not self._inbox) and instance.is_idle:
                 self._wake.wait(self._interval_s if instance.has_news else IDLE_WAIT_S)
+            if waits:
+                return []
             taken, self._inbox = self._inbox, []
         return taken
+
+    def _awaits_weights(self) -> bool:
+        """The next commands are a Pull of what is still on its way to this node: they can wait a while.
+
+        Decoding goes on meanwhile. Refused at once, the Pull would come again in every cycle.
+        """
+        wanted = [c.version for commands, _ in self._inbox for c in commands if isinstance(c, Pull)]
+        if not wanted or self._has_version(max(wanted)):
+            self._waits_since = None
+            return False
+        now = time.monotonic()
+        if self._waits_since is None:
+            self._waits_since = now
+        if now - self._waits_since > TRANSFER_WAIT_S:
+            self._waits_since = None
+            return False
+        return True
+
+    def _has_version(self, version: int) -> bool:
+        """It is here, or the pull had better find out why not."""
+        try:
+            newest = self._newest()
+        except TransportError:
+            return True
+        return newest is not None and newest >= version
 
 
 class RewardActor:

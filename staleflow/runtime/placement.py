@@ -5,9 +5,9 @@ Invariants:
 - an actor's bundle lies on one node, so a rollout instance with several GPUs has them all on one node;
 - what the cluster can never give is refused before any actor starts, with the sums; what others use now is
   waited for, with a limit;
-- a bundle reserves, the actor in it asks Ray for its GPUs only: so a part may have more processes than actors;
-- a part that asks for nothing has no bundle and runs anywhere. On a local cluster of CPUs that is every part,
-  and there is no group at all.
+- a bundle reserves, the actor in it asks Ray for its GPUs only: so the servers, two processes, have one;
+- a part that asks for nothing has no bundle and runs anywhere. On a local cluster of CPUs that is every
+  part, and there is no group at all.
 
 ::
 
@@ -46,9 +46,9 @@ class Placement:
 
     group: Any = None
     """Ray's PlacementGroup; None: no part asks for anything."""
-    bundles: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    bundles: Mapping[tuple[PartName, int], int] = field(default_factory=dict)
     """Number of the bundle, by part and index."""
-    shares: Mapping[str, Resources] = field(default_factory=dict)
+    shares: Mapping[PartName, Resources] = field(default_factory=dict)
     """What one actor asks for, by part."""
 
     def options(self, part: PartName, index: int = 0) -> dict[str, Any]:
@@ -90,7 +90,8 @@ def make_placement(config: Config) -> Placement:
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group
 
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    cluster: Any = ray
+    nodes = [node["Resources"] for node in cluster.nodes() if node["Alive"]]
     asked = shares(config, gpus=sum(node.get("GPU", 0.0) for node in nodes) > 0)
     if lack := lack_of_resources(asked, nodes):
         raise ConfigError(lack)
@@ -104,10 +105,11 @@ def make_placement(config: Config) -> Placement:
     )
     if not group.wait(settings.wait_s):
         remove_placement_group(group)
-        free = {name: amount for name, amount in ray.available_resources().items() if _is_countable(name)}
+        free = {name: amount for name, amount in cluster.available_resources().items() if _is_countable(name)}
         raise RunFailed(
             f"the cluster has not set aside what the run asks for within {settings.wait_s:g} s "
-            f"(cluster.placement.wait_s): {_sums(asked)}, with strategy {settings.strategy}; free are {_amounts(free)}"
+            f"(cluster.placement.wait_s): {_sums(asked)}, with strategy {settings.strategy}; "
+            f"free are {_amounts(free)}"
         )
     return Placement(group=group, bundles={place: n for n, place in enumerate(places)}, shares=wanted)
 
@@ -174,16 +176,16 @@ def lack_of_resources(asked: Sequence[Share], nodes: Sequence[Resources]) -> str
     short = {name: wants[name] for name in has if wants[name] > has[name]}
     if short:
         return (
-            f"the run asks for {_amounts(short)}, and the cluster has {_amounts({n: has[n] for n in short})} in "
-            f"{_count(len(nodes), 'node')}: {_sums(asked, short)}; take a larger cluster, or lower "
+            f"the run asks for {_amounts(short)}, and the cluster has {_amounts({n: has[n] for n in short})} "
+            f"in {_count(len(nodes), 'node')}: {_sums(asked, short)}; take a larger cluster, or lower "
             "cluster.placement or the number of rollout.instances"
         )
     for share in asked:
         if share.actors and not any(_fits(share.resources, node) for node in nodes):
             largest = {name: max(node.get(name, 0.0) for node in nodes) for name in share.resources}
             return (
-                f"one actor of {share.part} asks for {_amounts(share.resources)} on one node, and no node has "
-                f"that (most of each: {_amounts(largest)}): lower it in cluster.placement"
+                f"one actor of {share.part} asks for {_amounts(share.resources)} on one node, and no node "
+                f"has that (most of each: {_amounts(largest)}): lower it in cluster.placement"
             )
     return ""
 

@@ -12,31 +12,32 @@ Invariant: no call blocks the loop but `poll`, and that for no longer than it wa
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import RayError
 
 from staleflow.config.schema import Config
 from staleflow.coordination.commands import Command
 from staleflow.coordination.events import InstanceJoined
 from staleflow.data.trajectory import TrainBatch, Trajectory
-from staleflow.errors import StaleflowError, UserError
 from staleflow.runtime.actors import (
     EvaluatorActor,
     ParameterServerActor,
     RewardActor,
     RolloutActor,
     TrainerActor,
+    WeightDirectoryActor,
 )
 from staleflow.runtime.assembly import instance_names
 from staleflow.runtime.backend import InstanceDown, InstanceUpdated, Message, PartFailed, Scored
 from staleflow.runtime.clock import Clock
+from staleflow.runtime.placement import Placement
+from staleflow.runtime.ray_calls import Calls, OnError
 from staleflow.runtime.start import StartPoint
+from staleflow.servers.directory import DIRECTORY_GROUPS
 from staleflow.servers.transport import Handle
 
 ANSWER_WAIT_S = 2.0
@@ -51,31 +52,28 @@ CLOSE_WAIT_S = 5.0
 _log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class _Call:
-    """A call under way. `on_result` and `on_error` return the messages it turns into."""
-
-    part: str
-    on_result: Callable[[Any], list[Message]]
-    on_error: Callable[[str, bool], list[Message]]
-    due: float = math.inf
-    late: str = ""
-    """The error when there is no result by then."""
-
-
 class RayBackend:
     """See the module. Lives in the actor that runs the loop; every other actor is its child."""
 
     def __init__(
-        self, config: Config, start: StartPoint, *, run_name: str, checkpoints: Path, logs: Path, clock: Clock
+        self,
+        config: Config,
+        start: StartPoint,
+        *,
+        run_name: str,
+        checkpoints: Path,
+        logs: Path,
+        clock: Clock,
+        placement: Placement | None = None,
     ) -> None:
+        """`placement` None: every part runs where Ray puts it."""
         self._config = config
+        self._placement = placement or Placement()
         self._start_point = start
         self._run_name = run_name
         self._checkpoints = checkpoints
         self._logs = logs
-        self._clock = clock
-        self._calls: dict[Any, _Call] = {}
+        self._calls = Calls(clock)
         self._instances: dict[str, Any] = {}
         self._incarnations: dict[str, int] = {}
         self._trainer: Any = None
@@ -89,11 +87,26 @@ class RayBackend:
     def start(self) -> None:
         """Start parameter server and rewards; then the trainer, and once there are weights, the instances."""
         config = self._config
-        self._server = _actor(ParameterServerActor, "life").remote(self._logs)
-        start = self._server.start.remote(self._run_name, config.cluster.shared_memory_dir)
-        self._expect(start, "the parameter server", self._on_server_up)
-        self._reward = _actor(RewardActor, "submit", "answers").remote(config, self._logs)
+        self._start_server()
+        places = self._placement.options("reward")
+        self._reward = _actor(RewardActor, places, submit=1, answers=1).remote(config, self._logs)
         self._await_answers(config.cluster.start_timeout_s)
+
+    def _start_server(self) -> None:
+        cluster, places = self._config.cluster, self._placement.options("servers")
+        transport = cluster.transport
+        if transport == "shared_memory" or (transport == "auto" and cluster.address is None):
+            self._server = _actor(ParameterServerActor, places, life=1).remote(self._logs)
+            start = self._server.start.remote(self._run_name, cluster.shared_memory_dir)
+        else:
+            self._server = _actor(WeightDirectoryActor, places, **DIRECTORY_GROUPS).remote(self._logs)
+            start = self._server.start.remote(
+                self._run_name,
+                cluster.shared_memory_dir,
+                transport=transport,
+                piece_bytes=cluster.transfer_mb * 2**20,
+            )
+        self._calls.expect(start, "the parameter server", self._on_server_up)
 
     def deliver(self, instance: str, commands: Sequence[Command], payloads: Mapping[str, Trajectory]) -> None:
         """Hand commands to an instance; a lost one is noticed by its `updates` call."""
@@ -104,15 +117,15 @@ class RayBackend:
     def score(self, trajectories: Sequence[Trajectory]) -> None:
         """Hand trajectories to the rewards."""
         call = self._reward.submit.options(concurrency_group="submit").remote(trajectories)
-        self._expect(call, "the rewards", lambda _: [])
+        self._calls.expect(call, "the rewards", lambda _: [])
 
     def train(self, batch: TrainBatch, *, hold: bool) -> None:
         """Hand a batch to the trainer."""
-        self._expect(self._trainer.train.remote(batch, hold), "the trainer", lambda message: [message])
+        self._calls.expect(self._trainer.train.remote(batch, hold), "the trainer", lambda message: [message])
 
     def save(self, version: int) -> None:
         """Have the trainer save, after the step it is at."""
-        self._expect(self._trainer.save.remote(version), "the trainer", lambda message: [message])
+        self._calls.expect(self._trainer.save.remote(version), "the trainer", lambda message: [message])
 
     def evaluate(self, version: int) -> None:
         """Evaluate; the trainer lets the version go afterwards."""
@@ -121,7 +134,7 @@ class RayBackend:
             self.release(version)
             return [message]
 
-        self._expect(self._evaluator.evaluate.remote(version), "the evaluation", done)
+        self._calls.expect(self._evaluator.evaluate.remote(version), "the evaluation", done)
 
     def release(self, version: int) -> None:
         """The trainer holds it."""
@@ -131,18 +144,7 @@ class RayBackend:
 
     def poll(self, timeout_s: float) -> Sequence[Message]:
         """Wait for the first finished call, then take all that are finished."""
-        waiting = list(self._calls)
-        ready, _ = ray.wait(waiting, num_returns=1, timeout=timeout_s)
-        if ready and len(waiting) > 1:
-            ready, _ = ray.wait(waiting, num_returns=len(waiting), timeout=0)
-        messages: list[Message] = []
-        for reference in ready:
-            messages += self._finish(reference, self._calls.pop(reference))
-        now = self._clock.now()
-        for reference in [r for r, call in self._calls.items() if call.due < now]:
-            call = self._calls.pop(reference)
-            messages += call.on_error(call.late, False)
-        return messages
+        return self._calls.poll(timeout_s)
 
     def close(self) -> None:
         """End parts in good order where they answer, and kill them all."""
@@ -158,50 +160,23 @@ class RayBackend:
         for actor in parts:
             if actor is not None:
                 ray.kill(actor)
-        self._instances, self._calls = {}, {}
+        self._instances = {}
+        self._calls.clear()
         self._trainer = self._evaluator = self._reward = self._server = None
-
-    def _finish(self, reference: Any, call: _Call) -> list[Message]:
-        try:
-            return call.on_result(ray.get(reference, timeout=0))
-        except GetTimeoutError:
-            return call.on_error("its answer was lost", False)
-        except RayTaskError as error:
-            cause = error.cause if isinstance(error.cause, Exception) else error
-            _log.error("%s failed: %s", call.part, error)
-            return call.on_error(_said(cause), isinstance(cause, UserError))
-        except RayError as error:
-            _log.error("%s failed: %s", call.part, error)
-            return call.on_error(_death(error), False)
-
-    def _expect(
-        self,
-        reference: Any,
-        part: str,
-        on_result: Callable[[Any], list[Message]],
-        limit_s: float = math.inf,
-    ) -> None:
-        """The run fails when the call does, or takes longer than `limit_s`."""
-
-        def failed(reason: str, blame_user: bool) -> list[Message]:
-            return [PartFailed(part=part, reason=reason, blame_user=blame_user)]
-
-        self._calls[reference] = self._limited(_Call(part, on_result, failed), limit_s)
-
-    def _limited(self, call: _Call, limit_s: float) -> _Call:
-        call.due, call.late = self._clock.now() + limit_s, f"no answer for {limit_s:.0f} s"
-        return call
 
     def _on_server_up(self, weights: Handle) -> list[Message]:
         config, self._weights = self._config, weights
         self._await_life()
-        self._trainer = _actor(TrainerActor).remote(config, weights, self._checkpoints, self._logs)
+        places = self._placement
+        trainer = _actor(TrainerActor, places.options("training"))
+        self._trainer = trainer.remote(config, weights, self._checkpoints, self._logs)
         hold = bool(config.evaluation.every)
         start = self._trainer.start.remote(self._start_point, hold)
-        self._expect(start, "the trainer", self._on_trainer_up)
+        self._calls.expect(start, "the trainer", self._on_trainer_up)
         if config.evaluation.every:
-            self._evaluator = _actor(EvaluatorActor).remote(config, weights, self._logs)
-            self._expect(self._evaluator.start.remote(), "the evaluation", lambda _: [])
+            evaluator = _actor(EvaluatorActor, places.options("evaluation"))
+            self._evaluator = evaluator.remote(config, weights, self._logs)
+            self._calls.expect(self._evaluator.start.remote(), "the evaluation", lambda _: [])
         return []
 
     def _on_trainer_up(self, message: Message) -> list[Message]:
@@ -215,7 +190,7 @@ class RayBackend:
             return [message] if message.rewards else []
 
         call = self._reward.answers.options(concurrency_group="answers").remote(ANSWER_WAIT_S)
-        self._expect(call, "the rewards", scored, limit_s)
+        self._calls.expect(call, "the rewards", scored, limit_s=limit_s)
 
     def _await_life(self) -> None:
         """Without its owner's process the storage of the weights belongs to nobody and may be swept."""
@@ -225,34 +200,40 @@ class RayBackend:
             return []
 
         call = self._server.live.options(concurrency_group="life").remote(ANSWER_WAIT_S)
-        self._expect(call, "the parameter server", alive, SILENT_LIMIT_S)
+        self._calls.expect(call, "the parameter server", alive, limit_s=SILENT_LIMIT_S)
 
     # ------------------------------------------------------------------ instances
 
     def _start_instance(self, name: str) -> None:
         incarnation = self._incarnations[name] = self._incarnations.get(name, 0) + 1
-        actor = _actor(RolloutActor, "deliver", "updates").remote(
+        places = self._placement.options("rollout", instance_names(self._config).index(name))
+        actor = _actor(RolloutActor, places, deliver=1, updates=1).remote(
             self._config, name, incarnation, self._weights, self._logs
         )
         self._instances[name] = actor
 
         def up(message: InstanceJoined) -> list[Message]:
-            self._await_update(name, incarnation)
+            self._await_update(name)
             return [message]
 
-        call = _Call(name, up, self._loses(name, incarnation))
-        self._calls[actor.start.remote()] = self._limited(call, self._config.cluster.start_timeout_s)
+        self._calls.expect(
+            actor.start.remote(),
+            name,
+            up,
+            on_error=self._loses(name),
+            limit_s=self._config.cluster.start_timeout_s,
+        )
 
-    def _await_update(self, name: str, incarnation: int) -> None:
+    def _await_update(self, name: str) -> None:
         def updated(update: Any) -> list[Message]:
-            self._await_update(name, incarnation)
+            self._await_update(name)
             return [] if update is None else [InstanceUpdated(update=update)]
 
         reference = self._instances[name].updates.options(concurrency_group="updates").remote(ANSWER_WAIT_S)
-        call = _Call(name, updated, self._loses(name, incarnation))
-        self._calls[reference] = self._limited(call, self._config.rollout.lost_after_s + ANSWER_WAIT_S)
+        limit_s = self._config.rollout.lost_after_s + ANSWER_WAIT_S
+        self._calls.expect(reference, name, updated, on_error=self._loses(name), limit_s=limit_s)
 
-    def _loses(self, name: str, incarnation: int) -> Callable[[str, bool], list[Message]]:
+    def _loses(self, name: str) -> OnError:
         def lost(reason: str, blame_user: bool) -> list[Message]:
             if blame_user:
                 return [PartFailed(part=name, reason=reason, blame_user=True)]
@@ -271,20 +252,9 @@ class RayBackend:
         return messages
 
 
-def _actor(cls: type, *groups: str) -> Any:
-    """`cls` as an actor class, with one thread for each named group of calls."""
-    options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0}
+def _actor(cls: type, places: Mapping[str, Any], **groups: int) -> Any:
+    """`cls` as an actor class, placed, with that many threads for each named group of calls."""
+    options: dict[str, Any] = {"max_restarts": 0, **places}
     if groups:
-        options["concurrency_groups"] = dict.fromkeys(groups, 1)
+        options["concurrency_groups"] = groups
     return ray.remote(**options)(cls)
-
-
-def _death(error: RayError) -> str:
-    if isinstance(error, RayActorError) and error.actor_init_failed:
-        return str(error).strip().splitlines()[-1]  # the constructor's own exception
-    return f"its process died ({type(error).__name__})"
-
-
-def _said(error: Exception) -> str:
-    text = str(error) or repr(error)
-    return text if isinstance(error, StaleflowError) else f"{type(error).__name__}: {text}".splitlines()[0]

@@ -21,6 +21,7 @@ import logging
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -58,6 +59,10 @@ class _Holder:
 
 class WeightDirectory:
     """See the module. A Ray actor with `DIRECTORY_GROUPS`."""
+
+    def __init__(self, log_as: Callable[[str], None] | None = None) -> None:
+        """`log_as(part)` begins the log of a holder's process. Picklable."""
+        self._log_as = log_as
 
     def start(
         self, run_name: str, directory: str | None, *, transport: Transport, piece_bytes: int
@@ -139,6 +144,7 @@ class WeightDirectory:
             directory=self._directory,
             piece_bytes=self._piece_bytes,
             probe_direct=self._probe_direct,
+            log_as=self._log_as,
         )
         try:
             up: HolderUp = ray.get(start, timeout=START_LIMIT_S)

@@ -17,7 +17,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,9 +60,18 @@ class WeightHolder:
     """See the module. A Ray actor with `HOLDER_GROUPS`."""
 
     def start(
-        self, *, node: str, run_name: str, directory: str | None, piece_bytes: int, probe_direct: bool
+        self,
+        *,
+        node: str,
+        run_name: str,
+        directory: str | None,
+        piece_bytes: int,
+        probe_direct: bool,
+        log_as: Callable[[str], None] | None = None,
     ) -> HolderUp:
         """Make the store. Raises ConfigError when its folder cannot be used."""
+        if log_as is not None:
+            log_as(f"weights-{node[:8]}")
         options: dict[str, Any] = {} if directory is None else {"directory": directory}
         self._node = node
         self._transport = SharedMemoryTransport(run_name=f"{run_name}-{node[:8]}", guarded=True, **options)

@@ -20,6 +20,8 @@ from staleflow.servers.transport import Tensors
 
 FIND_LIMIT_S = 90.0
 """For a node's first process, which waits until the holder is up."""
+FIND_AGAIN_LIMIT_S = 15.0
+"""For an instance whose holder has died: it does not decode while it waits for another."""
 BRING_LIMIT_S = 600.0
 """For a version that evaluation wants and that comes from another node; a whole model may be slow."""
 
@@ -72,6 +74,7 @@ class NodeSubscriber:
         self._directory = directory
         self._local: SharedMemorySubscriber | None = None
         self._holder: Any = None
+        self._limit_s = FIND_LIMIT_S
 
     def newest(self) -> int | None:
         """See `transport.Subscriber`: the newest that is whole on this node."""
@@ -108,8 +111,9 @@ class NodeSubscriber:
 
     def _connected(self) -> SharedMemorySubscriber:
         if self._local is None:
-            handle, self._holder = _store_here(self._directory)
+            handle, self._holder = _store_here(self._directory, limit_s=self._limit_s)
             self._local = handle.subscriber()
+            self._limit_s = FIND_AGAIN_LIMIT_S
         return self._local
 
     def _forget(self) -> None:
@@ -118,9 +122,11 @@ class NodeSubscriber:
         self._local = self._holder = None
 
 
-def _store_here(directory: Any, *, source: bool = False) -> tuple[SharedMemoryHandle, Any]:
+def _store_here(
+    directory: Any, *, source: bool = False, limit_s: float = FIND_LIMIT_S
+) -> tuple[SharedMemoryHandle, Any]:
     node = ray.get_runtime_context().get_node_id()
-    found: tuple[SharedMemoryHandle, Any] = _ask(directory.store.remote(node, source=source), FIND_LIMIT_S)
+    found: tuple[SharedMemoryHandle, Any] = _ask(directory.store.remote(node, source=source), limit_s)
     return found
 
 

@@ -13,11 +13,16 @@ move and store them one by one.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from numpy.typing import NDArray
+
+from staleflow.errors import TransportError
+
+_LOOK_EVERY_S = 0.05
 
 Tensors = Mapping[str, NDArray[Any]]
 """Weights by parameter name. Types numpy lacks (bfloat16) travel as views of an integer type."""
@@ -116,6 +121,18 @@ class Transport(Protocol):
     def close(self) -> None:
         """Remove the storage. May be called twice."""
         ...
+
+
+def wait_for_weights(subscriber: Subscriber, limit_s: float) -> None:
+    """Wait for the first version, which may be on its way to this node.
+
+    Raises TransportError when there is none after `limit_s`.
+    """
+    deadline = time.monotonic() + limit_s
+    while subscriber.newest() is None:
+        if time.monotonic() > deadline:
+            raise TransportError(f"no weights have come to this node in {limit_s:.0f} s")
+        time.sleep(_LOOK_EVERY_S)
 
 
 class ScopedLease:

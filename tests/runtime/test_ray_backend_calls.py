@@ -15,7 +15,7 @@ from toy import opening, toy_config
 
 from staleflow.coordination.events import InstanceJoined
 from staleflow.errors import ConfigError
-from staleflow.runtime import ray_backend
+from staleflow.runtime import ray_backend, ray_calls
 from staleflow.runtime.backend import InstanceDown, Message, PartFailed, Scored, TrainerUp
 from staleflow.runtime.clock import VirtualClock
 from staleflow.runtime.ray_backend import RayBackend
@@ -129,7 +129,8 @@ REWARDS, STORAGE = "RewardActor.answers", "ParameterServerActor.live"
 @pytest.fixture
 def stage(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
     fake = FakeRay()
-    monkeypatch.setattr(ray_backend, "ray", fake)
+    for module in (ray_backend, ray_calls):
+        monkeypatch.setattr(module, "ray", fake)
     return Stage(model, tmp_path, fake)
 
 
