@@ -78,6 +78,28 @@ class Generation:
         return self.origin.extended(segment).finished(reason)
 
 
+def accepted(
+    trajectory: Trajectory, *, kv_capacity: int, max_model_len: int, order: int, greedy: bool = False
+) -> tuple[Generation, bool]:
+    """The trajectory as an engine of that size holds it, and whether its budget is used up already.
+
+    Raises EngineError when it cannot ever be continued there.
+    """
+    identity = trajectory.trajectory_id
+    if trajectory.finish_reason is not None:
+        raise EngineError(f"trajectory {identity} has finished already ({trajectory.finish_reason})")
+    if not trajectory.prompt.tokens:
+        raise EngineError(f"trajectory {identity} has an empty prompt")
+    allowed = min(max_model_len, len(trajectory.prompt.tokens) + trajectory.max_new_tokens)
+    spent = trajectory.length >= allowed
+    if not spent and trajectory.length + 1 > kv_capacity:
+        raise EngineError(
+            f"trajectory {identity} has {trajectory.length} tokens and never fits "
+            f"a KV cache of {kv_capacity} tokens with one more"
+        )
+    return Generation(trajectory, bound=min(allowed, kv_capacity), order=order, greedy=greedy), spent
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
     """What changes before one decode step."""
@@ -137,19 +159,13 @@ class Scheduler:
         identity = trajectory.trajectory_id
         if identity in self._held:
             raise EngineError(f"trajectory {identity} is already in this engine")
-        if trajectory.finish_reason is not None:
-            raise EngineError(f"trajectory {identity} has finished already ({trajectory.finish_reason})")
-        if not trajectory.prompt.tokens:
-            raise EngineError(f"trajectory {identity} has an empty prompt")
-        allowed = min(self.max_model_len, len(trajectory.prompt.tokens) + trajectory.max_new_tokens)
-        spent = trajectory.length >= allowed
-        if not spent and trajectory.length + 1 > self.kv_capacity:
-            raise EngineError(
-                f"trajectory {identity} has {trajectory.length} tokens and never fits "
-                f"a KV cache of {self.kv_capacity} tokens with one more"
-            )
-        bound = min(allowed, self.kv_capacity)
-        generation = Generation(trajectory, bound=bound, order=self._arrivals, greedy=greedy)
+        generation, spent = accepted(
+            trajectory,
+            kv_capacity=self.kv_capacity,
+            max_model_len=self.max_model_len,
+            order=self._arrivals,
+            greedy=greedy,
+        )
         self._arrivals += 1
         self._held[identity] = generation
         (self._spent if spent else self._waiting).append(generation)

