@@ -55,6 +55,6 @@ class Cluster(Section):
     """MiB of a piece of weights on its way to another node; four are in Ray's object store at most."""
     shared_memory_dir: str | None = None
     """Folder for weights in shared memory, on every node. Null: /dev/shm."""
-    start_timeout_s: float = Field(default=120.0, gt=0)
-    """Seconds all parts together may take to start."""
+    start_timeout_s: float = Field(default=300.0, gt=0)
+    """Seconds all parts together may take to start; vLLM alone takes 20 and more."""
     placement: ClusterPlacement = ClusterPlacement()

@@ -36,11 +36,26 @@ class FakeEngine(Section):
     """File written by `staleflow profile`: steps, prefills and pulls take what it says. Null: see above."""
 
 
+class Vllm(Section):
+    """The vLLM engine. On a CPU rollout.kv_capacity_tokens decides the size of its KV cache."""
+
+    tensor_parallel: int = Field(default=1, ge=1)
+    """GPUs (without: processes) of one instance, each with a part of every layer."""
+    gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
+    """Share of each GPU's memory that weights and KV cache take."""
+    enforce_eager: bool | None = None
+    """Do without compiling and CUDA graphs. Null: on a CPU, where they take longer than they save."""
+    prefix_caching: bool = True
+    """Share the KV of common prefixes; what other weights computed is never served."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Further arguments of vLLM's EngineArgs, by their names."""
+
+
 class Rollout(Section):
     """Generation of trajectories."""
 
     engine: EngineName = "torch"
-    """torch (embedded, Hugging Face models), fake (scripted, no model), or a dotted path to your own."""
+    """torch (embedded), vllm, fake (scripted, no model), or a dotted path to your own."""
     instances: int = Field(default=2, ge=1)
     """Rollout instances, each with its own weight version."""
     max_new_tokens: int = Field(default=48, ge=1)
@@ -67,4 +82,5 @@ class Rollout(Section):
     """How often a failed trajectory is generated anew before it is masked."""
     threads: int = Field(default=1, ge=1)
     """CPU threads of each instance."""
+    vllm: Vllm = Vllm()
     fake: FakeEngine = FakeEngine()

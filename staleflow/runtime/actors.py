@@ -105,6 +105,7 @@ class RolloutActor:
     def __init__(self, config: Config, instance: str, incarnation: int, weights: Handle, logs: Path) -> None:
         log_to(logs, f"rollout-{instance}")
         self._config = config
+        self._engine_log = logs / f"rollout-{instance}.engine.log"
         self._name = instance
         self._incarnation = incarnation
         self._weights = weights
@@ -120,7 +121,13 @@ class RolloutActor:
     def start(self) -> InstanceJoined:
         """Build the engine, load the newest weights, begin to decode."""
         config = self._config
-        engine = build_engine(config, build_tokenizer(config), spend=time.sleep)
+        engine = build_engine(
+            config,
+            build_tokenizer(config),
+            spend=time.sleep,
+            weights=self._weights,
+            log=self._engine_log,
+        )
         subscriber = self._weights.subscriber()
         self._newest = subscriber.newest
         wait_for_weights(subscriber, config.cluster.start_timeout_s)
@@ -293,6 +300,8 @@ class EvaluatorActor:
         log_to(logs, "evaluator")
         os.nice(EVALUATION_NICENESS)
         self._config = config
+        self._weights = weights
+        self._engine_log = logs / "evaluator.engine.log"
         self._subscriber = weights.subscriber()
 
     def start(self) -> None:
@@ -300,7 +309,9 @@ class EvaluatorActor:
         config = self._config
         tokenizer = build_tokenizer(config)
         prompts = held_out_prompts(config, build_held_out(config, tokenizer))  # checked by the command
-        self._evaluator = build_evaluator(config, tokenizer, prompts, build_pool(config))
+        self._evaluator = build_evaluator(
+            config, tokenizer, prompts, build_pool(config), weights=self._weights, log=self._engine_log
+        )
 
     def evaluate(self, version: int) -> Evaluated:
         """Evaluate a version that is held, or the newest."""

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from transformers import PreTrainedModel
 
+    from staleflow.servers.transport import Handle
+    from staleflow.training.critic import Critic
     from staleflow.training.objective import Objective
 
 NO_WEIGHTS = -1
@@ -52,9 +54,13 @@ DEFAULT_CONTEXT = 1 << 20
 
 def check_own_parts(config: Config) -> None:
     """Load what dotted paths and cost models name, before anything starts. Raises ConfigError."""
+    engines = config.rollout.engine, evaluating(config).rollout.engine
+    if "vllm" in engines:
+        from staleflow.rollout.vllm.options import check_vllm
+
+        check_vllm(config.rollout.vllm.options)
     for kind, name, known in (
-        ("rollout engine", config.rollout.engine, ("torch", "fake")),
-        ("rollout engine", config.evaluation.engine or config.rollout.engine, ("torch", "fake")),
+        *(("rollout engine", engine, ("torch", "vllm", "fake")) for engine in engines),
         ("trainer", config.training.trainer, ("torch",)),
     ):
         if name not in known and not callable(load_named(kind, name, {})):
@@ -288,9 +294,12 @@ def build_engine(
     *,
     spend: Callable[[float], object],
     endless: bool = False,
+    weights: Handle | None = None,
+    log: Path | None = None,
 ) -> Engine:
     """An engine without weights. `spend` lets the fake engine's time pass. `endless`: no token, and no
-    scripted length, ends a trajectory, which measuring needs."""
+    scripted length, ends a trajectory, which measuring needs. `weights`: where an engine with processes of
+    its own may have them take weights themselves. `log`: file for what those processes print."""
     rollout = config.rollout
     sampling = SamplingParams(
         temperature=rollout.temperature,
@@ -311,6 +320,24 @@ def build_engine(
 
         limit_threads(rollout.threads)
         return TorchEngine(build_model(config), **common)
+    if rollout.engine == "vllm":
+        from staleflow.rollout.vllm.engine import VllmEngine
+
+        vllm = rollout.vllm
+        return VllmEngine(
+            model_folder(config.model.source),
+            **common,
+            dtype=config.model.dtype,
+            weights=weights,
+            threads=rollout.threads,
+            tensor_parallel=vllm.tensor_parallel,
+            gpu_memory_utilization=vllm.gpu_memory_utilization,
+            enforce_eager=vllm.enforce_eager,
+            prefix_caching=vllm.prefix_caching,
+            options=vllm.options,
+            start_timeout_s=config.cluster.start_timeout_s,
+            log=log,
+        )
     if rollout.engine == "fake":
         from staleflow.rollout.fake import FakeEngine
 
@@ -437,7 +464,13 @@ def build_inline_scorer(config: Config) -> Scorer:
 
 
 def build_evaluator(
-    config: Config, tokenizer: Tokenizer, prompts: tuple[Prompt, ...], scorer: Scorer
+    config: Config,
+    tokenizer: Tokenizer,
+    prompts: tuple[Prompt, ...],
+    scorer: Scorer,
+    *,
+    weights: Handle | None = None,
+    log: Path | None = None,
 ) -> Evaluator:
     """An engine of its own over the held-out prompts."""
 
@@ -446,7 +479,7 @@ def build_evaluator(
 
     evaluation = config.evaluation
     return Evaluator(
-        engine=build_engine(evaluating(config), tokenizer, spend=no_time),
+        engine=build_engine(evaluating(config), tokenizer, spend=no_time, weights=weights, log=log),
         prompts=prompts,
         scorer=scorer,
         request=scoring_request(tokenizer),
