@@ -145,8 +145,11 @@ def row_of(scored: ScoredTrajectory) -> Row:
     )
 
 
-def blank_row() -> Row:
-    """A row of no trajectory, with no token in any loss: work for a rank that has none while others do."""
+def blank_row(like: Row) -> Row:
+    """A row of no trajectory, with no token in any loss: work for a rank that has none while others do.
+
+    It has the estimates and measurements that `like` has.
+    """
     nothing = np.zeros(2, dtype=np.bool_)
     zeros = np.zeros(2, dtype=np.float32)
     return Row(
@@ -157,15 +160,15 @@ def blank_row() -> Row:
         behaviour=zeros,
         versions=np.full(2, GIVEN_VERSION, dtype=np.int32),
         advantages=zeros,
-        prox=zeros,
-        reference=zeros,
-        values=zeros,
-        returns=zeros,
+        prox=None if like.prox is None else zeros,
+        reference=None if like.reference is None else zeros,
+        values=None if like.values is None else zeros,
+        returns=None if like.returns is None else zeros,
     )
 
 
 def shares(lengths: Sequence[int], ranks: int) -> list[list[int]]:
-    """Deal rows out to ranks, so that their tokens are about equal: the longest first, each to the least laden.
+    """Deal rows out to ranks, the longest first, each to the one with the fewest tokens so far.
 
     Returns row numbers by rank, in the given order within a rank.
     """
@@ -205,17 +208,18 @@ def micro_batches(
     device: torch.device | str = "cpu",
     *,
     packing: bool = False,
-    count: int = 0,
 ) -> list[MicroBatch]:
-    """The `cuts` of rows as tensors, and blank ones behind them until there are `count`.
-
-    `scales`, shape (rows,), are the factors of the algorithm's `token_scale`.
-    """
-    made = [
+    """The `cuts` of rows as tensors. `scales`, shape (rows,), are the factors of the algorithm's `token_scale`."""
+    lengths = [len(row.tokens) for row in rows]
+    return [
         _padded([rows[i] for i in cut], scales[cut], device)
-        for cut in cuts([len(row.tokens) for row in rows], token_budget, packing=packing)
+        for cut in cuts(lengths, token_budget, packing=packing)
     ]
-    return made + [_padded([blank_row()], np.zeros(1), device) for _ in range(count - len(made))]
+
+
+def blank_micro_batch(like: Row, device: torch.device | str = "cpu") -> MicroBatch:
+    """One `blank_row` by itself."""
+    return _padded([blank_row(like)], np.zeros(1), device)
 
 
 def _padded(rows: Sequence[Row], scales: NDArray[np.float64], device: torch.device | str) -> MicroBatch:

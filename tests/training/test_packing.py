@@ -1,11 +1,13 @@
 """Packed rows give what padded rows give; rows are dealt out evenly."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from staleflow.training.batching import blank_row, cuts, micro_batches, shares
+from staleflow.training.batching import blank_micro_batch, cuts, row_of, shares
 from staleflow.training.log_probs import token_log_probs
 
 SHAPE = {
@@ -54,14 +56,16 @@ def test_rows_are_dealt_out_so_that_ranks_have_about_as_many_tokens():
     assert shares([], 2) == [[], []]
 
 
-def test_blank_micro_batches_fill_up_to_a_number_and_carry_a_gradient_of_zero():
+def test_a_blank_micro_batch_carries_a_gradient_of_zero_and_no_record(member):
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(**SHAPE))
-    made = micro_batches([], np.zeros(0), 8, count=2)
-    assert len(made) == 2
-    assert all(micro.trained(0) == [] and not micro.loss_mask.any() for micro in made)
-    for lengths in (None, made[0].lengths):
-        theta, _ = token_log_probs(model, made[0].input_ids, made[0].loss_mask, 1.0, lengths=lengths)
+    like = replace(row_of(member("g", 0, [4], 1.0)), prox=np.zeros(4, dtype=np.float32))
+    blank = blank_micro_batch(like)
+    assert blank.trained(0) == []
+    assert not blank.loss_mask.any()
+    assert blank.prox is not None
+    assert blank.reference is None
+    for lengths in (None, blank.lengths):
+        theta, _ = token_log_probs(model, blank.input_ids, blank.loss_mask, 1.0, lengths=lengths)
         gradients = torch.autograd.grad(theta.sum(), list(model.parameters()))
         assert all(not gradient.any() for gradient in gradients)
-    assert blank_row().loss_tokens == 0

@@ -56,7 +56,9 @@ class _Files:
         """Take a whole tensor in."""
         if self._folder is None:
             return
-        self._waiting[name] = tensor.detach().cpu().clone()  # a view of weights may change before it is written
+        self._waiting[name] = (
+            tensor.detach().cpu().clone()
+        )  # a view of weights may change before it is written
         self._bytes += tensor.nbytes
         if self._bytes >= FILE_BYTES:
             self.close()

@@ -109,7 +109,10 @@ def _answer(rank: Any, connection: Connection) -> None:
         try:
             answer: Any = (getattr(rank, method)(*arguments), None)
         except Exception as error:
-            answer = (None, error if isinstance(error, RunFailed) else RunFailed(f"{type(error).__name__}: {error}"))
+            answer = (
+                None,
+                error if isinstance(error, RunFailed) else RunFailed(f"{type(error).__name__}: {error}"),
+            )
         try:
             connection.send(answer)
         except OSError:

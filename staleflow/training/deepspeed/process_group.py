@@ -78,9 +78,7 @@ def join(rank: int, meeting: Meeting, store: dist.TCPStore | None = None) -> Gro
     limit = timedelta(seconds=meeting.timeout_s)
     if meeting.backend == "nccl":
         torch.cuda.set_device(local)
-    dist.init_process_group(
-        meeting.backend, store=store, rank=rank, world_size=meeting.ranks, timeout=limit
-    )
+    dist.init_process_group(meeting.backend, store=store, rank=rank, world_size=meeting.ranks, timeout=limit)
     load_deepspeed()
     return Groups(
         talk=dist.new_group(backend="gloo", timeout=limit), push=dist.new_group(backend="gloo", timeout=limit)

@@ -26,7 +26,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from staleflow.data.trajectory import TrainBatch
-from staleflow.training.batching import BLANK, MicroBatch, Row, cuts, micro_batches, shares
+from staleflow.training.batching import (
+    BLANK,
+    MicroBatch,
+    Row,
+    blank_micro_batch,
+    cuts,
+    micro_batches,
+    shares,
+)
 from staleflow.training.deepspeed.guarded import GuardedAdamW
 from staleflow.training.deepspeed.process_group import Groups, Meeting, join, leave, load_deepspeed
 from staleflow.training.deepspeed.settings import RankSettings
@@ -83,7 +91,11 @@ class Rank:
         model = without_dropout(model, gradient_checkpointing=settings.gradient_checkpointing)
         if settings.make_reference is not None:
             self._reference = settings.make_reference().train(False).requires_grad_(False)
-        options = {"lr": settings.learning_rate, "betas": settings.betas, "weight_decay": settings.weight_decay}
+        options = {
+            "lr": settings.learning_rate,
+            "betas": settings.betas,
+            "weight_decay": settings.weight_decay,
+        }
         parameters = [p for p in model.parameters() if p.requires_grad]
         optimizer = (
             GuardedAdamW(parameters, max_grad_norm=settings.max_grad_norm, **options)
@@ -129,9 +141,9 @@ class Rank:
         dealt = shares(lengths, self.size)
         count = max(len(cuts([lengths[i] for i in share], budget, packing=packing)) for share in dealt)
         mine = dealt[self.rank]
-        return micro_batches(
-            [rows[i] for i in mine], scales[mine], budget, self.engine.device, packing=packing, count=count
-        )
+        device = self.engine.device
+        micros = micro_batches([rows[i] for i in mine], scales[mine], budget, device, packing=packing)
+        return micros + [blank_micro_batch(rows[0], device) for _ in range(count - len(micros))]
 
     def _log_probs(self, model: Any, micro: MicroBatch) -> tuple[Tensor, Tensor]:
         lengths = micro.lengths if self.settings.packing else None

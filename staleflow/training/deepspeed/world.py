@@ -4,7 +4,7 @@ Invariants:
 
 - a call returns when every rank is done, and raises RunFailed as soon as one cannot be: its process died, it
   raised, or a collective took longer than its time limit. What the ranks were at is lost then: all peers are
-  killed, and the world can only be closed;
+  killed, and the world can only be closed. What every rank refuses for a reason breaks nothing;
 - while rank 0 is in a collective its thread cannot be stopped, so it works in a thread of its own and the
   caller watches;
 - after `close` no process of a rank is left.
@@ -61,9 +61,7 @@ class World:
                 timeout_s=timeout_s,
             )
             self._peers = [launch(rank) for rank in range(1, ranks)]
-            self.run(
-                "join", meeting, own=lambda: self.rank.join(meeting, store), limit_s=start_timeout_s
-            )
+            self.run("join", meeting, own=lambda: self.rank.join(meeting, store), limit_s=start_timeout_s)
         except BaseException:
             self.close()
             raise
@@ -114,13 +112,17 @@ class World:
             if all(a.done() for a in answers):
                 break
             time.sleep(0.05)
-        self._broken = True
         deaths, errors = _deaths(answers), _errors(answers)
+        if not deaths and len(errors) == len(answers) and isinstance(errors[0], StaleflowError):
+            return errors[0]  # all of them refused: nothing is broken
+        self._broken = True
         silent = [rank for rank, a in enumerate(answers) if not a.done()]
         for peer in self._peers:
             peer.kill()
         if deaths:
-            return RunFailed(f"the process of training {_names(deaths)} died at `{method}`; see the logs folder")
+            return RunFailed(
+                f"the process of training {_names(deaths)} died at `{method}`; see the logs folder"
+            )
         if limit_s is not None:
             return RunFailed(
                 f"training {_names(silent)} did not finish `{method}` within the time limit of {limit_s:g} s"
