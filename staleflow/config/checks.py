@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from staleflow.config.algorithms import ALGORITHMS, traits
 from staleflow.config.schema import Config
 
 Problem = tuple[str, str]
@@ -30,18 +31,47 @@ def _algorithm(config: Config) -> Iterator[Problem]:
         yield (
             "training.correction",
             f"with staleness.bound {bound} data lags behind the weights and needs a correction: "
-            "tis or behaviour (none is for staleness.bound 0)",
+            "tis or another (none is for staleness.bound 0)",
         )
-    if training.algorithm == "dapo" and data.group_size == 1:
+    compares = traits(training.algorithm).compares
+    if compares and data.group_size == 1:
         yield (
             "data.group_size",
-            "dapo compares the trajectories of a group, so a group needs at least 2",
+            f"{training.algorithm} compares the trajectories of a group, so a group needs at least 2",
         )
+    if not compares and training.dynamic_sampling and training.algorithm in ALGORITHMS:
+        yield (
+            "training.dynamic_sampling",
+            f"{training.algorithm} compares nothing within a group, so groups of equal rewards teach it too: "
+            "false",
+        )
+    elif not compares and training.dynamic_sampling and data.group_size == 1:
+        yield (
+            "training.dynamic_sampling",
+            "the rewards of a group of one (data.group_size) are always equal, so every group would be "
+            "dropped: false",
+        )
+    for key in ("icepop_band", "sequence_band"):
+        low, high = getattr(training, key)
+        if not low < 1 < high:
+            yield f"training.{key}", "must hold 1, the ratio of data without lag: less than 1, more than 1"
     if training.minibatches > data.batch_size:
         yield (
             "training.minibatches",
             f"a batch of {data.batch_size} groups (data.batch_size) cannot be split into so many",
         )
+
+
+def _kl(config: Config) -> Iterator[Problem]:
+    kl = config.training.kl
+    if kl.coefficient > 0 and kl.place == "loss" and kl.estimator == "k1":
+        yield (
+            "training.kl.estimator",
+            "as a term of the loss k1 has a gradient that is zero on average: take k2 or k3, or set "
+            "training.kl.place to reward",
+        )
+    if kl.reference is not None and kl.coefficient == 0:
+        yield "training.kl.reference", "has no effect without training.kl.coefficient: set it too"
 
 
 def _sampling(config: Config) -> Iterator[Problem]:
@@ -212,6 +242,7 @@ def _simulation(config: Config) -> Iterator[Problem]:
 
 _CHECKS: tuple[Callable[[Config], Iterator[Problem]], ...] = (
     _algorithm,
+    _kl,
     _sampling,
     _lengths,
     _evaluation,

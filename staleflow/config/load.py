@@ -9,11 +9,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from staleflow.config.algorithms import ALGORITHMS
 from staleflow.config.base import Section
 from staleflow.config.checks import combination_problems
 from staleflow.config.layers import default_layer, environment_layers, file_layer, merge, override_layers
 from staleflow.config.problems import config_error, read_where, schema_problems
 from staleflow.config.schema import Config
+from staleflow.config.yaml_text import Layer, dump, parse
 
 
 def load_config(
@@ -23,19 +25,21 @@ def load_config(
     *,
     simulated: bool = False,
 ) -> Config:
-    """The config of a run: defaults, then config files, environment and overrides, later ones winning.
+    """The config of a run: defaults, those of its algorithm, config files, environment, overrides, later ones
+    winning.
 
     `environ` None: no environment. `simulated`: for a run on simulated machines, which does not read all of
     it. Raises ConfigError that lists every problem found, one a line.
     """
-    layer = merge(
+    own = merge(
         [
-            default_layer(),
             *(file_layer(path) for path in paths),
             *environment_layers(environ or {}),
             *override_layers(overrides),
         ]
     )
+    defaults = default_layer()
+    layer = merge([defaults, _algorithm_layer(merge([defaults, own])), own])
     try:
         config = Config.model_validate(layer.values)
     except ValidationError as error:
@@ -48,6 +52,16 @@ def load_config(
         ]
         raise config_error(lines)
     return config
+
+
+def _algorithm_layer(layer: Layer) -> Layer:
+    """The defaults of the algorithm that the merged layers name; empty where they name none that is known."""
+    training = layer.values.get("training")
+    name = training.get("algorithm") if isinstance(training, dict) else None
+    if not isinstance(name, str) or name not in ALGORITHMS:
+        return Layer(values={}, origins={})
+    text = dump({"training": ALGORITHMS[name].defaults})
+    return parse(text, name, origin=f"from the defaults of {name}")
 
 
 def _value(config: Config, key: str) -> Any:

@@ -6,9 +6,41 @@ from typing import Annotated, Literal
 
 from pydantic import Field, Strict
 
-from staleflow.config.base import Section, TrainerName
+from staleflow.config.base import AlgorithmName, Section, TrainerName
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
+Ratio = Annotated[float, Field(gt=0)]
+
+
+class Kl(Section):
+    """Holding the policy near a reference model; read by every algorithm."""
+
+    coefficient: float = Field(default=0.0, ge=0)
+    """Weight of the KL to the reference, per token and nat. 0: there is no reference model."""
+    estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Estimate of a token: k1 log-ratio, k2 half its square, k3 unbiased and never negative."""
+    place: Literal["loss", "reward"] = "loss"
+    """loss: a term of the loss. reward: taken off the reward of each token."""
+    reference: str | None = None
+    """Folder of the reference model, as model.source. Null: the weights that the run starts from."""
+
+
+class CriticModel(Section):
+    """What PPO expects before each token; read by algorithms with a critic only."""
+
+    source: str | None = None
+    """Folder of the model under the value head, as model.source, with the same tokenizer. Null: a copy of the
+    policy's initial weights."""
+    learning_rate: float = Field(default=5e-4, gt=0)
+    """Learning rate of its AdamW, whose other settings are the policy's."""
+    value_clip: float = Field(default=0.2, ge=0)
+    """A value's loss is clipped where it moves further than this from the step's start. 0: no clip."""
+    warmup_steps: int = Field(default=5, ge=0)
+    """Training steps in which only the critic learns; the policy keeps its weights under new versions."""
+    gamma: float = Field(default=1.0, gt=0, le=1)
+    """Discount of the next token's value."""
+    gae_lambda: float = Field(default=1.0, ge=0, le=1)
+    """Of GAE: 0 trusts the critic alone, 1 the rewards alone."""
 
 
 class Training(Section):
@@ -16,11 +48,15 @@ class Training(Section):
 
     trainer: TrainerName = "torch"
     """torch, or the dotted path of your own trainer."""
-    algorithm: Literal["dapo"] = "dapo"
-    """Advantages and loss."""
-    correction: Literal["tis", "behaviour", "none"] = "tis"
-    """tis: clip against weights at the step's start, truncated importance weight for the lag. behaviour: clip
-    against behaviour log-probs. none: no correction, only where staleness.bound is 0."""
+    algorithm: AlgorithmName = "dapo"
+    """Advantages and loss: grpo, dr_grpo, dapo, rloo, reinforce_pp, reinforce_pp_baseline, ppo, gspo, cispo,
+    or the dotted path of your own. Keys that you leave out take its own defaults, where it has some."""
+    correction: Literal[
+        "tis", "sequence_tis", "icepop", "decoupled", "sequence_mask", "behaviour", "none"
+    ] = "tis"
+    """For the lag. tis: importance weight of each token up to tis_cap; sequence_tis: of each response;
+    icepop: weight 0 outside icepop_band; decoupled: not truncated; sequence_mask: tis, without responses
+    outside sequence_band; behaviour: clip against behaviour log-probs; none: with staleness.bound 0 only."""
     learning_rate: float = Field(default=1.5e-4, gt=0)
     """Learning rate of AdamW after the warm-up."""
     weight_decay: float = Field(default=0.0, ge=0)
@@ -35,17 +71,23 @@ class Training(Section):
     """Optimizer updates that one batch is split into; together they make one weight version."""
     micro_batch_tokens: int = Field(default=8192, ge=1)
     """Most padded tokens, prompt and response, in one forward and backward pass."""
-    clip_low: float = Field(default=0.2, gt=0, lt=1)
+    clip_low: float = Field(default=0.2, gt=0, le=1)
     """The ratio is clipped at 1 - clip_low."""
     clip_high: float = Field(default=0.28, gt=0)
     """The ratio is clipped at 1 + clip_high."""
     tis_cap: float = Field(default=2.0, gt=0)
-    """Largest importance weight of correction tis."""
+    """Largest importance weight of corrections tis, sequence_tis and sequence_mask."""
+    icepop_band: Annotated[tuple[Ratio, Ratio], Strict(False)] = (0.5, 5.0)
+    """Least and largest ratio of a token that correction icepop trains on."""
+    sequence_band: Annotated[tuple[Ratio, Ratio], Strict(False)] = (0.8, 1.25)
+    """Least and largest geometric mean ratio of a response that correction sequence_mask trains on."""
     dynamic_sampling: bool = True
     """Drop groups whose raw rewards are all equal, and generate others in their place."""
     overlong_buffer: int = Field(default=0, ge=0)
     """Last tokens before rollout.max_new_tokens over which the penalty grows linearly. 0: no penalty."""
     overlong_penalty: float = Field(default=0.0, ge=0)
     """Taken off the shaped reward of a response that uses the whole budget."""
+    kl: Kl = Kl()
+    critic: CriticModel = CriticModel()
     threads: int = Field(default=1, ge=1)
     """CPU threads of the trainer."""

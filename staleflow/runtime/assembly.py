@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from staleflow.config.algorithms import ALGORITHMS
 from staleflow.config.schema import Config
 from staleflow.coordination.batches import BatchSettings
 from staleflow.coordination.control import Control, Patience
@@ -65,6 +66,10 @@ def check_own_parts(config: Config) -> None:
     ):
         if name not in known and not callable(load_named(kind, name, {})):
             raise ConfigError(f"{kind} {name!r} is neither a class nor a function: name one that builds it")
+    if config.training.algorithm not in ALGORITHMS:
+        from staleflow.training.algorithms import load_algorithm
+
+        load_algorithm(config.training.algorithm)
     build_costs(config)
     _fake_costs(config)
 
@@ -398,7 +403,9 @@ def limit_threads(threads: int) -> None:
 def build_objective(config: Config) -> Objective:
     """What any trainer optimises."""
     from staleflow.training.algorithms import load_algorithm
+    from staleflow.training.kl import KlPenalty
     from staleflow.training.objective import Objective
+    from staleflow.training.outcomes import Discount
 
     training = config.training
     return Objective(
@@ -413,7 +420,53 @@ def build_objective(config: Config) -> Objective:
         max_new_tokens=config.rollout.max_new_tokens,
         bound=kept_bound(config),
         seed=config.run.seed,
+        icepop_band=training.icepop_band,
+        sequence_band=training.sequence_band,
+        kl=KlPenalty(
+            coefficient=training.kl.coefficient, estimator=training.kl.estimator, place=training.kl.place
+        ),
+        discount=Discount(gamma=training.critic.gamma, gae_lambda=training.critic.gae_lambda),
+        critic_warmup_steps=training.critic.warmup_steps,
     )
+
+
+def build_reference(config: Config) -> PreTrainedModel:
+    """The model that the policy is held near. Raises ConfigError when it has another vocabulary."""
+    return _companion(config, "training.kl.reference", config.training.kl.reference)
+
+
+def build_critic(config: Config) -> Critic:
+    """A critic that knows nothing yet. Raises ConfigError when its model has another vocabulary."""
+    from staleflow.training.critic import Critic
+
+    training = config.training
+    return Critic(
+        _companion(config, "training.critic.source", training.critic.source),
+        learning_rate=training.critic.learning_rate,
+        weight_decay=training.weight_decay,
+        betas=training.betas,
+        max_grad_norm=training.max_grad_norm,
+        value_clip=training.critic.value_clip,
+    )
+
+
+def _companion(config: Config, key: str, source: str | None) -> PreTrainedModel:
+    """A model that reads the policy's tokens; None: the policy's initial weights."""
+    if source is None:
+        return build_model(config)
+    from transformers import AutoConfig
+
+    from staleflow.training.models import load_model
+
+    model = load_model(source, config.model.dtype)
+    own = model_folder(config.model.source)
+    vocabulary = AutoConfig.from_pretrained(own, local_files_only=True).vocab_size
+    if model.config.vocab_size != vocabulary:
+        raise ConfigError(
+            f"{key} {source!r} has a vocabulary of {model.config.vocab_size} tokens, but the policy's has "
+            f"{vocabulary}: name a model with the same tokenizer"
+        )
+    return model
 
 
 def build_trainer(config: Config, start: StartPoint) -> Trainer:
@@ -425,9 +478,10 @@ def build_trainer(config: Config, start: StartPoint) -> Trainer:
         from staleflow.training.torch_trainer import TorchTrainer
 
         limit_threads(training.threads)
+        objective = build_objective(config)
         trainer = TorchTrainer(
             build_model(config),
-            objective=build_objective(config),
+            objective=objective,
             temperature=config.rollout.temperature,
             learning_rate=training.learning_rate,
             weight_decay=training.weight_decay,
@@ -435,6 +489,8 @@ def build_trainer(config: Config, start: StartPoint) -> Trainer:
             warmup_steps=training.warmup_steps,
             max_grad_norm=training.max_grad_norm,
             micro_batch_tokens=training.micro_batch_tokens,
+            reference=build_reference(config) if objective.needs.reference else None,
+            critic=build_critic(config) if objective.needs.values else None,
         )
     if start.checkpoint is not None:
         trainer.load(start.checkpoint)

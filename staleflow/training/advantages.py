@@ -1,52 +1,139 @@
-"""Group advantages and reward shaping.
+"""Estimators of advantages: from the rewards of a whole training batch to an advantage for each token.
 
 Invariants:
 
-- a group's mean and deviation come from the raw rewards of its usable members, before any masking and
-  before any shaping; shaping moves only the member it belongs to;
-- every advantage is finite; it is zero for unusable members, and for all members of a group that gives
-  no signal (F26).
+- every advantage is finite; it is zero for all members of a group that gives no signal where members are
+  compared, and for a whole batch that gives none where they are not (F26);
+- what decides that is the raw reward alone (F27); means and deviations are over usable members (F25);
+- reward shaping moves only the member it belongs to: it is in no group's mean or deviation. A KL penalty in
+  the reward is: it is part of what is maximised.
+
+With R a member's raw reward less the KL penalties of its tokens, s its shaping, over the usable members of
+its group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
-from staleflow.data.trajectory import FloatArray, ScoredTrajectory
-from staleflow.training.filtering import is_uninformative, is_usable
+from staleflow.data.trajectory import FloatArray
+from staleflow.training.filtering import EQUAL_REWARDS, is_uninformative
+from staleflow.training.outcomes import Discount, Estimate, Estimator, Group
+
+Floats = NDArray[np.float64]
+GroupRule = Callable[[Group], FloatArray]
+"""Group -> one advantage per member, shape (members,)."""
 
 
-def normalised_advantages(
-    group: Sequence[ScoredTrajectory], penalties: FloatArray | None = None
-) -> FloatArray:
-    """`(raw + penalty - mean(raw)) / std(raw)` per member; shape (members,).
+def group_normalised(group: Group) -> FloatArray:
+    """`(R + s - mean(R)) / std(R)`, with the population deviation.
 
-    Mean and population deviation are over the raw rewards of usable members. `penalties`, shape
-    (members,), are at most 0; None means no shaping.
-
-    GRPO (arXiv 2402.03300, section 4.1) with DAPO's reward shaping.
+    GRPO, outcome supervision (arXiv 2402.03300, section 4.1.2); with shaping, DAPO (arXiv 2503.14476).
     """
-    usable = np.array([is_usable(member) for member in group], dtype=np.bool_)
-    raw = np.array([member.reward.raw for member in group], dtype=np.float64)
-    if is_uninformative(raw[usable].tolist()):
-        return np.zeros(len(group), dtype=np.float32)
-    mean, deviation = raw[usable].mean(), raw[usable].std()
-    shaped = raw if penalties is None else raw + penalties
-    return np.where(usable, (shaped - mean) / deviation, 0.0).astype(np.float32)
+    return _compared(group, lambda rewards, shaping: (rewards + shaping - rewards.mean()) / _spread(rewards))
 
 
-def overlong_penalties(
-    group: Sequence[ScoredTrajectory], *, max_new_tokens: int, buffer: int, penalty: float
-) -> FloatArray:
-    """DAPO's soft overlong punishment (arXiv 2503.14476, section 3.4), each in [-penalty, 0].
+def group_centred(group: Group) -> FloatArray:
+    """`R + s - mean(R)`: Dr.GRPO, which leaves the deviation out (arXiv 2503.20783, section 3.2).
+
+    The deviation would weigh questions that are nearly always, or nearly never, solved more than others.
+    """
+    return _compared(group, lambda rewards, shaping: rewards + shaping - rewards.mean())
+
+
+def leave_one_out(group: Group) -> FloatArray:
+    """`R_i + s_i - mean(R_j, j != i)`: RLOO (arXiv 2402.14740, section 3.4)."""
+
+    def rule(rewards: Floats, shaping: Floats) -> Floats:
+        others: Floats = (rewards.sum() - rewards) / (len(rewards) - 1)
+        return rewards + shaping - others
+
+    return _compared(group, rule)
+
+
+def by_group(groups: Sequence[Group], discount: Discount, *, rule: GroupRule) -> list[list[Estimate]]:
+    """Each token of a member has the advantage that `rule` gives the member."""
+    return [
+        [_constant(member.tokens, a) for member, a in zip(group, rule(group), strict=True)]
+        for group in groups
+    ]
+
+
+def group_estimator(rule: GroupRule) -> Estimator:
+    """An estimator that compares the members of a group by `rule`."""
+    return partial(by_group, rule=rule)
+
+
+def returns_to_go(groups: Sequence[Group], discount: Discount) -> list[list[Estimate]]:
+    """`A_t = raw + s - sum of the KL penalties from t on`, then `(A_t - mean) / std` over the batch's tokens.
+
+    REINFORCE++ (arXiv 2501.03262, section 3): no critic, and nothing is compared within a group. Zero where
+    all A_t are equal.
+    """
+    rewards = [
+        [_summed_from_each(member.token_rewards) + member.raw + member.shaping for member in group]
+        for group in groups
+    ]
+    return _as_estimates(over_batch(rewards))
+
+
+def group_baseline(groups: Sequence[Group], discount: Discount) -> list[list[Estimate]]:
+    """`A = R + s - mean(R)` in each group, then `(A - mean) / std` over the batch's tokens.
+
+    REINFORCE++ with baseline (arXiv 2501.03262, section 3): the group removes what a prompt is worth, the
+    whole batch sets the scale. Zero where all A are equal.
+    """
+    centred = by_group(groups, discount, rule=group_centred)
+    return _as_estimates(over_batch([[e.advantages.astype(np.float64) for e in group] for group in centred]))
+
+
+def over_batch(arrays: Sequence[Sequence[Floats]]) -> list[list[Floats]]:
+    """`(x - mean) / std` over all entries of all arrays; zeros where they do not differ."""
+    everything = np.concatenate([a for group in arrays for a in group] or [np.zeros(0)])
+    if len(everything) == 0 or everything.max() - everything.min() <= EQUAL_REWARDS:
+        return [[np.zeros(len(a)) for a in group] for group in arrays]
+    mean, deviation = everything.mean(), everything.std()
+    return [[(a - mean) / deviation for a in group] for group in arrays]
+
+
+def overlong_penalty(response_len: int, *, max_new_tokens: int, buffer: int, penalty: float) -> float:
+    """DAPO's soft overlong punishment (arXiv 2503.14476, section 3.4), in [-penalty, 0].
 
     A response pays nothing up to `max_new_tokens - buffer` tokens, and from there on linearly up to
-    `penalty` at `max_new_tokens`. `buffer` = 0 turns it off. Shape (members,).
+    `penalty` at `max_new_tokens`. `buffer` = 0 turns it off.
     """
     if buffer <= 0:
-        return np.zeros(len(group), dtype=np.float32)
-    lengths = np.array([member.trajectory.response_len for member in group], dtype=np.float64)
-    excess = np.clip((lengths - (max_new_tokens - buffer)) / buffer, 0.0, 1.0)
-    return (-penalty * excess).astype(np.float32)
+        return 0.0
+    excess = (response_len - (max_new_tokens - buffer)) / buffer
+    return -penalty * min(max(excess, 0.0), 1.0)
+
+
+def _compared(group: Group, rule: Callable[[Floats, Floats], Floats]) -> FloatArray:
+    """`rule(R, s)` of the usable members, 0 for the others; 0 for all when their raw rewards are equal."""
+    advantages = np.zeros(len(group), dtype=np.float32)
+    usable = [i for i, member in enumerate(group) if member.usable]
+    if not is_uninformative(group[i].raw for i in usable):
+        rewards = np.array([group[i].raw + float(group[i].token_rewards.sum()) for i in usable])
+        advantages[usable] = rule(rewards, np.array([group[i].shaping for i in usable]))
+    return advantages
+
+
+def _spread(rewards: Floats) -> float:
+    """The deviation; infinite where a KL penalty has made different rewards equal."""
+    return float(rewards.std()) or np.inf
+
+
+def _summed_from_each(rewards: FloatArray) -> Floats:
+    return np.cumsum(rewards[::-1].astype(np.float64))[::-1]
+
+
+def _constant(tokens: int, advantage: float) -> Estimate:
+    return Estimate(advantages=np.full(tokens, advantage, dtype=np.float32))
+
+
+def _as_estimates(arrays: Sequence[Sequence[Floats]]) -> list[list[Estimate]]:
+    return [[Estimate(advantages=a.astype(np.float32)) for a in group] for group in arrays]

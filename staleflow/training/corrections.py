@@ -2,9 +2,13 @@
 
 Three distributions meet at each token: theta, under training; prox, the weights at the start of the step;
 and behaviour, which sampled the token, up to the staleness bound older than prox. All log-probs are in nats
-at the sampling temperature, shape (rows, length).
+at the sampling temperature, shape (rows, length), a whole trajectory in each row.
 
-Invariant: gradients flow through theta alone.
+Invariants: gradients flow through theta alone; every weight is finite and at least 0; a token with weight 0
+still counts in the scale of the loss, so that masking makes steps smaller, never noisier.
+
+The clip acts on theta / prox everywhere but in `behaviour`. With one update a step theta = prox, that ratio
+is 1, and the weight alone corrects; the clip begins to act with the second minibatch.
 """
 
 from __future__ import annotations
@@ -14,6 +18,20 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from staleflow.training.losses import MAX_LOG_RATIO
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How far prox / behaviour may go."""
+
+    cap: float = 2.0
+    """Largest weight of tis, sequence_tis and sequence_mask."""
+    token_band: tuple[float, float] = (0.5, 5.0)
+    """icepop: a token outside has weight 0."""
+    sequence_band: tuple[float, float] = (0.8, 1.25)
+    """sequence_mask: a trajectory whose mean ratio lies outside has weight 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,28 +44,92 @@ class Corrected:
     """Multiplies the clipped loss; carries no gradient."""
 
 
-Correction = Callable[[Tensor, Tensor, Tensor, float], Corrected]
-"""(log theta, log prox, log behaviour, cap) -> factors."""
+Correction = Callable[[Tensor, Tensor, Tensor, Tensor, Limits], Corrected]
+"""(log theta, log prox, log behaviour, mask of the loss, limits) -> factors."""
 
 
-def truncated_importance_sampling(theta: Tensor, prox: Tensor, behaviour: Tensor, cap: float) -> Corrected:
-    """Clip theta / prox; weigh by min(prox / behaviour, cap). The decoupled PPO objective, truncated."""
-    weight = (prox - behaviour).exp().clamp(max=cap)
-    return Corrected(log_ratio=theta - prox.detach(), weight=weight.detach())
+def token_tis(theta: Tensor, prox: Tensor, behaviour: Tensor, mask: Tensor, limits: Limits) -> Corrected:
+    """Weight `min(prox / behaviour, cap)` for each token.
+
+    Truncated importance sampling (Yao et al., "Your Efficient RL Framework Secretly Brings You Off-Policy RL
+    Training", 2025, https://fengyao.notion.site/off-policy-rl). It is decoupled PPO, truncated.
+    """
+    return _weighed(theta, prox, (prox - behaviour).exp().clamp(max=limits.cap))
 
 
-def behaviour_ratio(theta: Tensor, prox: Tensor, behaviour: Tensor, cap: float) -> Corrected:
-    """Clip theta / behaviour, with no further weight: the lag itself uses up the clip range."""
+def sequence_tis(theta: Tensor, prox: Tensor, behaviour: Tensor, mask: Tensor, limits: Limits) -> Corrected:
+    """Weight `min(product of prox / behaviour over the response, cap)`, one for all its tokens.
+
+    Liu et al., "When Speed Kills Stability", 2025, https://richardli.xyz/rl-collapse: unbiased for the
+    response as a whole but for the truncation, where the token's own ratio is not; its variance grows with
+    length, and long responses tend to weights near 0 or the cap.
+    """
+    total = torch.where(mask, prox - behaviour, 0.0).sum(dim=-1, keepdim=True)
+    return _weighed(theta, prox, _exponential(total).clamp(max=limits.cap).expand_as(prox))
+
+
+def icepop(theta: Tensor, prox: Tensor, behaviour: Tensor, mask: Tensor, limits: Limits) -> Corrected:
+    """Weight `k = prox / behaviour` where low <= k <= high, else 0: masked instead of truncated.
+
+    IcePop (Ring-1T, arXiv 2510.18855, section 3; low 0.5, high 5).
+    """
+    low, high = limits.token_band
+    ratio = _exponential(prox - behaviour)
+    return _weighed(theta, prox, torch.where((ratio >= low) & (ratio <= high), ratio, 0.0))
+
+
+def decoupled(theta: Tensor, prox: Tensor, behaviour: Tensor, mask: Tensor, limits: Limits) -> Corrected:
+    """Weight `prox / behaviour`, not truncated: decoupled PPO.
+
+    Hilton et al., "Batch size-invariance for policy optimization" (arXiv 2110.00641, section 3); AReaL (arXiv
+    2505.24298, equation 5). There as here prox are the weights at the step's start. `tis` is this with
+    the weight held to a cap, and is the same wherever no weight reaches the cap.
+    """
+    return _weighed(theta, prox, _exponential(prox - behaviour))
+
+
+def sequence_mask(theta: Tensor, prox: Tensor, behaviour: Tensor, mask: Tensor, limits: Limits) -> Corrected:
+    """`tis`, but weight 0 for a trajectory whose geometric mean of prox / behaviour lies outside the band.
+
+    Geometric rejection with truncated token weights (Liu et al., "When Speed Kills Stability", part 3). The
+    mean does not grow with length, as the product does.
+    """
+    low, high = limits.sequence_band
+    tokens = mask.sum(dim=-1, keepdim=True).clamp(min=1)
+    mean = _exponential(torch.where(mask, prox - behaviour, 0.0).sum(dim=-1, keepdim=True) / tokens)
+    truncated = (prox - behaviour).exp().clamp(max=limits.cap)
+    return _weighed(theta, prox, torch.where((mean >= low) & (mean <= high), truncated, 0.0))
+
+
+def behaviour_ratio(
+    theta: Tensor, prox: Tensor, behaviour: Tensor, mask: Tensor, limits: Limits
+) -> Corrected:
+    """Clip theta / behaviour, with no further weight: the lag itself uses up the clip range.
+
+    PPO as it was written (arXiv 1707.06347), old being what sampled.
+    """
     return Corrected(log_ratio=theta - behaviour.detach(), weight=torch.ones_like(behaviour))
 
 
-def uncorrected(theta: Tensor, prox: Tensor, behaviour: Tensor, cap: float) -> Corrected:
+def uncorrected(theta: Tensor, prox: Tensor, behaviour: Tensor, mask: Tensor, limits: Limits) -> Corrected:
     """Clip theta / prox, behaviour ignored: right only where prox is what sampled the tokens."""
     return Corrected(log_ratio=theta - prox.detach(), weight=torch.ones_like(behaviour))
 
 
+def _weighed(theta: Tensor, prox: Tensor, weight: Tensor) -> Corrected:
+    return Corrected(log_ratio=theta - prox.detach(), weight=weight.detach())
+
+
+def _exponential(log_ratio: Tensor) -> Tensor:
+    return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+
+
 CORRECTIONS: Mapping[str, Correction] = {
-    "tis": truncated_importance_sampling,
+    "tis": token_tis,
+    "sequence_tis": sequence_tis,
+    "icepop": icepop,
+    "decoupled": decoupled,
+    "sequence_mask": sequence_mask,
     "behaviour": behaviour_ratio,
     "none": uncorrected,
 }

@@ -1,9 +1,10 @@
-"""Policy losses per token, and the scale that turns their sum into the loss of an optimizer batch.
+"""Losses per token, and the scale that turns their sum into the loss of an optimizer batch.
 
 Invariant: the scale of a token is fixed from the whole optimizer batch before the first micro-batch is
 run, so the loss and its gradient are sums over tokens, and do not depend on how micro-batches are cut.
 
-Tensors are (rows, length), entry t about token t of the row; entries outside `mask` mean nothing.
+Tensors are (rows, length), entry t about token t of the row, a whole trajectory in each row; entries outside
+`mask` mean nothing. Ratios are theta / old, where the correction says what old is.
 """
 
 from __future__ import annotations
@@ -28,27 +29,116 @@ class ClipRange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyTerms:
+    """What a policy loss is made of."""
+
+    log_ratio: Tensor
+    """log theta - log old; carries the gradient."""
+    theta: Tensor
+    """Log-probs under the weights being trained; carries the gradient."""
+    advantages: Tensor
+    mask: Tensor
+    """Tokens in the loss."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLoss:
     """What a policy loss returns; both of shape (rows, length)."""
 
     loss: Tensor
     """To be minimised; carries the gradient."""
     clipped: Tensor
-    """True where the clip decided, and the gradient is therefore zero."""
+    """True where the clip decided."""
 
 
-def clip_higher(log_ratio: Tensor, advantages: Tensor, mask: Tensor, clip: ClipRange) -> TokenLoss:
-    """PPO's clipped surrogate with separate bounds (DAPO "clip-higher", arXiv 2503.14476, section 3.1)."""
-    ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    free = ratio * advantages
-    bounded = ratio.clamp(1 - clip.low, 1 + clip.high) * advantages
-    return TokenLoss(loss=-torch.minimum(free, bounded), clipped=(bounded < free) & mask)
+def clipped_surrogate(terms: PolicyTerms, clip: ClipRange) -> TokenLoss:
+    """`-min(r A, clip(r, 1 - low, 1 + high) A)`: no gradient where the clip decides.
+
+    PPO (arXiv 1707.06347, equation 7), with separate bounds as in DAPO's "clip-higher" (arXiv 2503.14476,
+    section 3.1).
+    """
+    ratio = _exponential(terms.log_ratio)
+    free = ratio * terms.advantages
+    bounded = ratio.clamp(1 - clip.low, 1 + clip.high) * terms.advantages
+    return TokenLoss(loss=-torch.minimum(free, bounded), clipped=(bounded < free) & terms.mask)
+
+
+def sequence_surrogate(terms: PolicyTerms, clip: ClipRange) -> TokenLoss:
+    """The clipped surrogate with the ratio of the whole response, `s = exp(mean of log r over its tokens)`.
+
+    GSPO (arXiv 2507.18071, equations 5 to 7). Each token carries its sequence's term, so that with
+    `per_sequence_scale` the sum over a row is the term once.
+    """
+    tokens = terms.mask.sum(dim=-1, keepdim=True).clamp(min=1)
+    mean = torch.where(terms.mask, terms.log_ratio, 0.0).sum(dim=-1, keepdim=True) / tokens
+    whole = PolicyTerms(
+        log_ratio=mean.expand_as(terms.log_ratio),
+        theta=terms.theta,
+        advantages=terms.advantages,
+        mask=terms.mask,
+    )
+    return clipped_surrogate(whole, clip)
+
+
+def weighted_log_likelihood(terms: PolicyTerms, clip: ClipRange) -> TokenLoss:
+    """`-sg(clip(r, 1 - low, 1 + high)) A log theta`: the weight is truncated, no token loses its gradient.
+
+    CISPO (MiniMax-M1, arXiv 2506.13585, equations 4 and 5); sg stops the gradient.
+    """
+    ratio = _exponential(terms.log_ratio).detach()
+    weight = ratio.clamp(1 - clip.low, 1 + clip.high)
+    return TokenLoss(loss=-weight * terms.advantages * terms.theta, clipped=(weight != ratio) & terms.mask)
+
+
+def value_loss(values: Tensor, before: Tensor, returns: Tensor, clip: float) -> TokenLoss:
+    """`max((V - R)^2, (clip(V, V_old - clip, V_old + clip) - R)^2) / 2`, as in PPO's first implementation.
+
+    `before` are the values at the step's start; `clip` 0 turns the clip off.
+    """
+    free = (values - returns).square() / 2
+    if clip <= 0:
+        return TokenLoss(loss=free, clipped=torch.zeros_like(free, dtype=torch.bool))
+    held = before + (values - before).clamp(-clip, clip)
+    bounded = (held - returns).square() / 2
+    return TokenLoss(loss=torch.maximum(free, bounded), clipped=bounded > free)
+
+
+def _exponential(log_ratio: Tensor) -> Tensor:
+    return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+
+
+# Scales: (loss tokens of each trajectory of the optimizer batch, shape (trajectories,), max_new_tokens)
+# -> factor for each token of that trajectory, same shape. Nothing is divided by zero.
 
 
 def per_token_scale(loss_tokens: NDArray[np.int64], max_new_tokens: int) -> NDArray[np.float64]:
-    """Every token of the optimizer batch weighs the same: 1 / all tokens in the loss (DAPO, section 3.3).
-
-    `loss_tokens`, shape (trajectories,), counts the tokens in the loss; so has the result, a factor for
-    each token of that trajectory. All zero when there is no token.
-    """
+    """Every token of the optimizer batch weighs the same: 1 / all tokens in the loss (DAPO, section 3.3)."""
     return np.full(len(loss_tokens), 1.0 / max(int(loss_tokens.sum()), 1))
+
+
+def per_sequence_scale(loss_tokens: NDArray[np.int64], max_new_tokens: int) -> NDArray[np.float64]:
+    """The mean over trajectories of the mean over their tokens: 1 / (N |o_i|) (GRPO, equation 3).
+
+    N counts trajectories with a token in the loss.
+    """
+    return 1.0 / (_trained(loss_tokens) * np.maximum(loss_tokens, 1))
+
+
+def per_trajectory_scale(loss_tokens: NDArray[np.int64], max_new_tokens: int) -> NDArray[np.float64]:
+    """The mean over trajectories of the sum over their tokens: 1 / N.
+
+    With a ratio of 1 the gradient is that of the log-prob of the whole response, RLOO's single action.
+    """
+    return np.full(len(loss_tokens), 1.0 / _trained(loss_tokens))
+
+
+def per_budget_scale(loss_tokens: NDArray[np.int64], max_new_tokens: int) -> NDArray[np.float64]:
+    """1 / (N max_new_tokens): a constant in place of the length (Dr.GRPO, arXiv 2503.20783, listing 1).
+
+    Divided by its length, a wrong answer would cost less for being longer.
+    """
+    return np.full(len(loss_tokens), 1.0 / (_trained(loss_tokens) * max(max_new_tokens, 1)))
+
+
+def _trained(loss_tokens: NDArray[np.int64]) -> int:
+    return max(int((loss_tokens > 0).sum()), 1)

@@ -25,15 +25,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from staleflow.data.trajectory import FloatArray, TrainBatch
-from staleflow.training.algorithms.algorithm import Algorithm, Shaping
+from staleflow.data.trajectory import FloatArray, ScoredTrajectory, TrainBatch
+from staleflow.training.advantages import overlong_penalty
+from staleflow.training.algorithms.algorithm import Algorithm
 from staleflow.training.batching import MicroBatch, Row, row_of
 from staleflow.training.correction_rules import check_correction
-from staleflow.training.corrections import CORRECTIONS
-from staleflow.training.losses import ClipRange
+from staleflow.training.corrections import CORRECTIONS, Limits
+from staleflow.training.filtering import is_usable
+from staleflow.training.kl import KlPenalty, k3
+from staleflow.training.losses import ClipRange, PolicyTerms
+from staleflow.training.outcomes import Discount, Outcome
 from staleflow.training.step_metrics import StepMetrics
 
 
@@ -71,7 +76,8 @@ class Update:
     scales: NDArray[np.float64]
     """Factor of each token's loss, by row; shape (rows,)."""
     informative: bool
-    """False: no token teaches anything, and the update must leave weights and optimizer as they are."""
+    """False: no token teaches the policy anything, or it waits for its critic: the update must leave weights
+    and optimizer as they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,13 +86,20 @@ class MicroLoss:
 
     loss: Tensor
     """Scalar; carries the gradient."""
-    tokens: Mapping[str, Tensor]
-    """Keyword arguments of `StepMetrics.add_tokens`."""
+    means: Mapping[str, Tensor]
+    """Metric name -> its value for each token in the loss, shape (tokens,)."""
+    tokens: int
+    """Tokens in the loss."""
 
     def record(self, metrics: StepMetrics) -> float:
         """Add to the step's metrics; returns the loss."""
-        metrics.add_tokens(**self.tokens)
+        metrics.add_tokens(self.means, self.tokens)
         return float(self.loss.detach())
+
+
+NO_KL = KlPenalty()
+NO_DISCOUNT = Discount()
+NOTHING = Measured()
 
 
 class Objective:
@@ -106,22 +119,34 @@ class Objective:
         max_new_tokens: int,
         bound: int,
         seed: int,
+        icepop_band: tuple[float, float] = (0.5, 5.0),
+        sequence_band: tuple[float, float] = (0.8, 1.25),
+        kl: KlPenalty = NO_KL,
+        discount: Discount = NO_DISCOUNT,
+        critic_warmup_steps: int = 0,
     ) -> None:
         check_correction(correction, bound)
         self._algorithm = algorithm
         self._correct = CORRECTIONS[correction]
         self._minibatches = minibatches
         self._clip = ClipRange(low=clip_low, high=clip_high)
-        self._tis_cap = tis_cap
-        self._shaping = Shaping(
-            max_new_tokens=max_new_tokens, overlong_buffer=overlong_buffer, overlong_penalty=overlong_penalty
-        )
+        self._limits = Limits(cap=tis_cap, token_band=icepop_band, sequence_band=sequence_band)
+        self._kl = kl
+        self._discount = discount
+        self._critic_warmup_steps = critic_warmup_steps if algorithm.critic else 0
+        self._overlong_buffer = overlong_buffer
+        self._overlong_penalty = overlong_penalty
+        self._max_new_tokens = max_new_tokens
         self._seed = seed
 
     @property
     def needs(self) -> Needs:
         """What `updates` has to be given."""
-        return Needs(prox=self._minibatches > 1, reference=False, values=False)
+        return Needs(
+            prox=self._minibatches > 1 or self._kl.in_reward,
+            reference=self._kl.coefficient > 0,
+            values=self._algorithm.critic,
+        )
 
     def lay_out(self, batch: TrainBatch) -> tuple[tuple[Row, ...], ...]:
         """Rows of each optimizer update; groups are kept whole, and their order is drawn when it matters."""
@@ -140,30 +165,63 @@ class Objective:
 
         `measured`, by trajectory id, has every row of the batch if `needs` is true, and is empty otherwise.
         """
-        advantages = {
-            member.trajectory.trajectory_id: float(advantage)
+        layout = {row.trajectory_id: row for chunk in rows for row in chunk}
+        outcomes = [
+            [self._outcome(member, layout[member.trajectory.trajectory_id], measured) for member in group]
             for group in batch.groups
-            for member, advantage in zip(group, self._algorithm.advantages(group, self._shaping), strict=True)
+        ]
+        estimates = {
+            member.trajectory.trajectory_id: estimate
+            for group, found in zip(
+                batch.groups, self._algorithm.advantages(outcomes, self._discount), strict=True
+            )
+            for member, estimate in zip(group, found, strict=True)
         }
 
         def complete(row: Row) -> Row:
-            seen = measured.get(row.trajectory_id, Measured())
+            seen, estimate = measured.get(row.trajectory_id, NOTHING), estimates[row.trajectory_id]
             return replace(
                 row,
-                advantages=np.full(len(row.tokens), advantages[row.trajectory_id], dtype=np.float32),
+                advantages=_spread_out(row, estimate.advantages),
                 prox=seen.prox,
                 reference=seen.reference,
                 values=seen.values,
+                returns=None if estimate.returns is None else _spread_out(row, estimate.returns),
             )
 
-        return tuple(self._update([complete(row) for row in chunk]) for chunk in rows)
+        learns = batch.step >= self._critic_warmup_steps
+        return tuple(self._update([complete(row) for row in chunk], learns) for chunk in rows)
 
-    def _update(self, rows: Sequence[Row]) -> Update:
+    def _outcome(self, scored: ScoredTrajectory, row: Row, measured: Mapping[str, Measured]) -> Outcome:
+        """One member as estimators see it."""
+        seen, mask = measured.get(row.trajectory_id, NOTHING), row.loss_mask
+        token_rewards = np.zeros(row.loss_tokens, dtype=np.float32)
+        if self._kl.in_reward:
+            if seen.prox is None or seen.reference is None:
+                raise ValueError(f"row {row.trajectory_id} was not measured")
+            token_rewards = -self._kl(
+                torch.from_numpy(seen.prox[mask]), torch.from_numpy(seen.reference[mask])
+            ).numpy()
+        return Outcome(
+            raw=scored.reward.raw,
+            shaping=overlong_penalty(
+                scored.trajectory.response_len,
+                max_new_tokens=self._max_new_tokens,
+                buffer=self._overlong_buffer,
+                penalty=self._overlong_penalty,
+            ),
+            usable=is_usable(scored),
+            token_rewards=token_rewards,
+            values=None if seen.values is None else seen.values[mask],
+        )
+
+    def _update(self, rows: Sequence[Row], learns: bool) -> Update:
         loss_tokens = np.array([row.loss_tokens for row in rows], dtype=np.int64)
+        pulled = self._kl.in_loss and bool(loss_tokens.any())
         return Update(
             rows=tuple(rows),
-            scales=self._algorithm.token_scale(loss_tokens, self._shaping.max_new_tokens),
-            informative=any(row.is_informative for row in rows),
+            scales=self._algorithm.token_scale(loss_tokens, self._max_new_tokens),
+            informative=learns and (pulled or any(row.is_informative for row in rows)),
         )
 
     def loss(self, micro: MicroBatch, theta: Tensor, entropy: Tensor) -> MicroLoss:
@@ -174,18 +232,30 @@ class Objective:
         """
         mask = micro.loss_mask
         prox = theta.detach() if micro.prox is None else micro.prox
-        factors = self._correct(theta, prox, micro.behaviour, self._tis_cap)
-        token_loss = self._algorithm.token_loss(factors.log_ratio, micro.advantages, mask, self._clip)
-        weighted = token_loss.loss * factors.weight * micro.scale
-        return MicroLoss(
-            loss=weighted[mask].sum(),
-            tokens={
-                "mask": mask,
-                "prox": prox,
-                "behaviour": micro.behaviour,
-                "entropy": entropy,
-                "clipped": token_loss.clipped,
-                "weight": factors.weight,
-                "informative": micro.advantages != 0,
-            },
-        )
+        factors = self._correct(theta, prox, micro.behaviour, mask, self._limits)
+        terms = PolicyTerms(log_ratio=factors.log_ratio, theta=theta, advantages=micro.advantages, mask=mask)
+        policy = self._algorithm.token_loss(terms, self._clip)
+        per_token = policy.loss
+        if self._kl.in_loss and micro.reference is not None:
+            per_token = per_token + self._kl(theta, micro.reference)
+        weighted = per_token * factors.weight * micro.scale
+        lag = (prox - micro.behaviour)[mask]
+        means = {
+            "kl": k3(micro.behaviour, prox)[mask],
+            "entropy": entropy[mask],
+            "clip_frac": policy.clipped[mask].float(),
+            "logprob_abs_diff": lag.abs(),
+            "correction_weight_mean": factors.weight[mask],
+            "correction_masked_frac": (factors.weight[mask] == 0).float(),
+            "informative_ratio": (micro.advantages[mask] != 0).float(),
+        }
+        if micro.reference is not None:
+            means["reference_kl"] = k3(theta.detach(), micro.reference)[mask]
+        return MicroLoss(loss=weighted[mask].sum(), means=means, tokens=int(mask.sum()))
+
+
+def _spread_out(row: Row, of_tokens: FloatArray) -> FloatArray:
+    """Values of the tokens in the loss, laid out over the row; 0 elsewhere."""
+    laid_out = np.zeros(len(row.tokens), dtype=np.float32)
+    laid_out[row.loss_mask] = of_tokens
+    return laid_out

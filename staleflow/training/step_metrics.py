@@ -5,20 +5,20 @@ Invariant: every value is finite for finite inputs; a step without a token in th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from staleflow.training.losses import MAX_LOG_RATIO
-
-TOKEN_MEANS = (
+ALWAYS = (
     "kl",
     "entropy",
     "clip_frac",
     "logprob_abs_diff",
     "correction_weight_mean",
+    "correction_masked_frac",
     "informative_ratio",
 )
+"""Present in every step; others only where there is what they are about."""
 
 
 class StepMetrics:
@@ -28,45 +28,27 @@ class StepMetrics:
       `x = prox / behaviour`, over the tokens that behaviour sampled; in nats per token, never negative;
     - `logprob_abs_diff`: mean of `|log prox - log behaviour|`;
     - `entropy`: of the policy under training at the sampling temperature;
-    - `clip_frac`: share of tokens where the clip stopped the gradient;
+    - `clip_frac`: share of tokens where the clip decided;
     - `correction_weight_mean`: 1 where the correction has no weight;
+    - `correction_masked_frac`: share of tokens whose weight is 0: a mask has taken them out;
+    - `reference_kl`: k3 estimate of KL(theta || reference), with a reference model only;
     - `informative_ratio`: share of tokens whose advantage is not zero: 0 means nothing could be learnt;
     - `loss`, `grad_norm` (before clipping): means over the step's updates;
     - `skipped_updates`: not applied, for want of any advantage or of a finite gradient.
     """
 
     def __init__(self) -> None:
-        self._sums = dict.fromkeys(TOKEN_MEANS, 0.0)
+        self._sums = dict.fromkeys(ALWAYS, 0.0)
         self._tokens = 0
         self._losses: list[float] = []
         self._grad_norms: list[float] = []
         self._skipped = 0
 
-    def add_tokens(
-        self,
-        *,
-        mask: Tensor,
-        prox: Tensor,
-        behaviour: Tensor,
-        entropy: Tensor,
-        clipped: Tensor,
-        weight: Tensor,
-        informative: Tensor,
-    ) -> None:
-        """Take in one micro-batch; each of shape (rows, length)."""
-        difference = (prox - behaviour)[mask]
-        log_x = difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-        per_token = {
-            "kl": log_x.exp() - 1 - log_x,
-            "entropy": entropy[mask],
-            "clip_frac": clipped[mask].float(),
-            "logprob_abs_diff": difference.abs(),
-            "correction_weight_mean": weight[mask],
-            "informative_ratio": informative[mask].float(),
-        }
-        for name, values in per_token.items():
-            self._sums[name] += float(values.detach().double().sum())
-        self._tokens += int(mask.sum())
+    def add_tokens(self, values: Mapping[str, Tensor], count: int) -> None:
+        """Take in one micro-batch: by name, the values of its `count` tokens in the loss."""
+        for name, of_tokens in values.items():
+            self._sums[name] = self._sums.get(name, 0.0) + float(of_tokens.detach().double().sum())
+        self._tokens += count
 
     def add_update(self, *, loss: float, grad_norm: float, applied: bool) -> None:
         """Take in one optimizer update."""
@@ -81,7 +63,10 @@ class StepMetrics:
         An update's loss is the sum of its parts; gradient norm and outcome are the same on every rank.
         """
         whole = StepMetrics()
-        whole._sums = {name: sum(part._sums[name] for part in parts) for name in whole._sums}
+        whole._sums = {
+            name: sum(part._sums.get(name, 0.0) for part in parts)
+            for name in {name: None for part in parts for name in part._sums}
+        }
         whole._tokens = sum(part._tokens for part in parts)
         whole._losses = [sum(losses) for losses in zip(*(part._losses for part in parts), strict=True)]
         whole._grad_norms = list(parts[0]._grad_norms)

@@ -5,8 +5,9 @@ Invariants:
 - one batch is one weight version, whatever number of minibatches (optimizer updates) it is cut into, and
   also when there was nothing to learn from it;
 - the update does not depend on how micro-batches are cut;
-- an update whose gradient is not finite, or that no token has an advantage for, leaves weights and
-  optimizer untouched and is counted in `train/skipped_updates`;
+- an update whose gradient is not finite, or that teaches nothing, leaves weights and optimizer untouched and
+  is counted in `train/skipped_updates`;
+- the reference model never changes and is in no checkpoint; the critic is in every one;
 - nothing is drawn at random but the order of groups over minibatches, which is a function of (seed, step):
   training on from a checkpoint gives the same bits as never having stopped.
 
@@ -33,9 +34,10 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from staleflow.data.trajectory import TrainBatch
+from staleflow.data.trajectory import FloatArray, TrainBatch
 from staleflow.errors import ProtocolError, RunFailed
 from staleflow.training.batching import MicroBatch, Row, micro_batches
+from staleflow.training.critic import Critic, critic_metrics
 from staleflow.training.log_probs import token_log_probs
 from staleflow.training.objective import Measured, Objective
 from staleflow.training.step_metrics import StepMetrics
@@ -63,13 +65,23 @@ class TorchTrainer:
         warmup_steps: int,
         max_grad_norm: float,
         micro_batch_tokens: int,
+        reference: PreTrainedModel | None = None,
+        critic: Critic | None = None,
         version: int = 0,
     ) -> None:
+        """`reference` and `critic` are there exactly where the objective needs them. Raises ValueError."""
+        needs = objective.needs
+        if needs.reference != (reference is not None) or needs.values != (critic is not None):
+            raise ValueError(
+                f"the objective needs {needs}, but is given reference {reference}, critic {critic}"
+            )
         # Dropout off: the ratio to the behaviour log-probs must measure weights, not noise.
         self._model = model.train(False)
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._device = self._parameters[0].device
         self._objective = objective
+        self._reference = None if reference is None else reference.train(False).requires_grad_(False)
+        self._critic = critic
         self._temperature = temperature
         self._learning_rate = learning_rate
         self._warmup_steps = warmup_steps
@@ -96,9 +108,12 @@ class TorchTrainer:
         rows = self._objective.lay_out(batch)
         updates = self._objective.updates(batch, rows, self._measure(rows))
         records: dict[str, TrainedTrajectory] = {}
+        critic_updates = []
         for update in updates:
             micros = self._cut(update.rows, update.scales)
             self._apply(micros, update.informative, metrics)
+            if self._critic is not None:
+                critic_updates.append(self._critic.update(micros))
             for micro in micros:
                 records |= {record.trajectory_id: record for record in micro.trained(self._version)}
         members = [member.trajectory.trajectory_id for group in batch.groups for member in group]
@@ -108,6 +123,7 @@ class TorchTrainer:
             trained=tuple(records[member] for member in members),
             metrics={
                 **metrics.values(),
+                **critic_metrics(updates, critic_updates),
                 "train/learning_rate": learning_rate,
                 "train/trajectories": float(sum(record.tokens > 0 for record in records.values())),
                 "train/masked_trajectories": float(sum(record.tokens == 0 for record in records.values())),
@@ -134,6 +150,8 @@ class TorchTrainer:
             "torch_rng": torch.get_rng_state(),
         }
         torch.save(state, folder / STATE_FILE)
+        if self._critic is not None:
+            self._critic.save(folder)
 
     def load(self, folder: Path) -> None:
         """Restore what `save` wrote. Raises RunFailed when the folder is of another model."""
@@ -145,6 +163,8 @@ class TorchTrainer:
             self._model.load_state_dict(tensors, strict=False)
         except RuntimeError as error:
             raise RunFailed(f"the checkpoint {folder} is of another model than this run's") from error
+        if self._critic is not None:
+            self._critic.load(folder)
         state = torch.load(folder / STATE_FILE, map_location=self._device, weights_only=True)
         self._optimizer.load_state_dict(state["optimizer"])
         torch.set_rng_state(state["torch_rng"].cpu())
@@ -172,9 +192,17 @@ class TorchTrainer:
             return measured
         for chunk in rows:
             for micro in self._cut(chunk, np.zeros(len(chunk))):
-                prox = micro.by_row(self._log_probs(micro)[0])
-                measured |= {name: Measured(prox=prox[name]) for name in micro.trajectory_ids}
+                prox = self._rows_of(micro, self._model) if needs.prox else {}
+                reference = self._rows_of(micro, self._reference) if self._reference is not None else {}
+                values = micro.by_row(self._critic.values(micro)) if self._critic is not None else {}
+                for name in micro.trajectory_ids:
+                    measured[name] = Measured(
+                        prox=prox.get(name), reference=reference.get(name), values=values.get(name)
+                    )
         return measured
+
+    def _rows_of(self, micro: MicroBatch, model: PreTrainedModel) -> dict[str, FloatArray]:
+        return micro.by_row(token_log_probs(model, micro.input_ids, micro.loss_mask, self._temperature)[0])
 
     def _log_probs(self, micro: MicroBatch) -> tuple[Tensor, Tensor]:
         return token_log_probs(self._model, micro.input_ids, micro.loss_mask, self._temperature)

@@ -91,7 +91,8 @@ def test_wrong_elements_of_lists_are_named() -> None:
         ("training.learning_rate=.inf", "a finite number"),
         ("training.learning_rate=.nan", "a finite number"),
         ("training.learning_rate=0", "more than 0"),
-        ("training.clip_low=1.5", "less than 1"),
+        ("training.clip_low=1.5", "at most 1"),
+        ("coordination.routing.kv_headroom=1", "less than 1"),
         ("rollout.top_p=1.1", "at most 1"),
         ("training=3", "a map of keys"),
         ("training=", "a map of keys"),
@@ -134,7 +135,7 @@ def test_all_problems_are_listed_a_line_each() -> None:
 @pytest.mark.parametrize(
     ("overrides", "key", "reason"),
     [
-        (["training.correction=none"], "training.correction", "needs a correction: tis or behaviour"),  # F6
+        (["training.correction=none"], "training.correction", "needs a correction: tis or another"),  # F6
         (["data.group_size=1"], "data.group_size", "at least 2"),  # F26
         (["training.minibatches=25"], "training.minibatches", "a batch of 24 groups"),
         (["rollout.top_p=0.9"], "rollout.top_p", "the whole distribution"),  # F13

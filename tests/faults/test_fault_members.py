@@ -12,12 +12,14 @@ from toy import ToyRun, any_third, toy_config
 from whole_runs import batches_of, records_of, rows, watched_engines
 
 from staleflow.audit import audit_ledger
+from staleflow.config.load import load_config
 from staleflow.config.schema import Config
+from staleflow.data.trajectory import ScoredTrajectory, TrainBatch
 from staleflow.protocol.records import Release, Trained
 from staleflow.reward.verifiers import ScoreRequest
 from staleflow.rollout.engine import Engine
 from staleflow.rollout.fake import FakeScript
-from staleflow.training.advantages import normalised_advantages
+from staleflow.runtime.assembly import build_objective
 from staleflow.training.filtering import is_usable
 
 VICTIM = "-m3"
@@ -58,6 +60,14 @@ def never_generated(config: Config) -> Callable[[str, int], Engine]:
     return watched_engines(config, script=FakeScript(freeze=frozen))[0]
 
 
+def advantages_of(group: tuple[ScoredTrajectory, ...]) -> list[float]:
+    """The advantage that each member's tokens are trained with; 0 for a member without any."""
+    objective = build_objective(load_config())
+    batch = TrainBatch(step=0, groups=(group,))
+    (update,) = objective.updates(batch, objective.lay_out(batch), {})
+    return [float(row.advantages[row.loss_mask].sum()) / max(row.loss_tokens, 1) for row in update.rows]
+
+
 CAUSES = ["scoring", "generation"]
 
 
@@ -83,7 +93,7 @@ def test_a_failed_member_is_masked_and_the_others_are_compared_without_it(
         assert [s.trajectory.trajectory_id.endswith(VICTIM) for s in group] == [
             not is_usable(s) for s in group
         ]
-        advantages = normalised_advantages(group)
+        advantages = advantages_of(group)
         raw = np.array([s.reward.raw for s in group if is_usable(s)])
         expected = iter((raw - raw.mean()) / raw.std())
         for scored, advantage in zip(group, advantages, strict=True):

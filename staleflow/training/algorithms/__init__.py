@@ -12,7 +12,15 @@ if TYPE_CHECKING:
     from staleflow.training.algorithms.algorithm import Algorithm
 
 ALGORITHMS: Mapping[str, str] = {
+    "grpo": "staleflow.training.algorithms.grpo.GRPO",
+    "dr_grpo": "staleflow.training.algorithms.dr_grpo.DR_GRPO",
     "dapo": "staleflow.training.algorithms.dapo.DAPO",
+    "rloo": "staleflow.training.algorithms.rloo.RLOO",
+    "reinforce_pp": "staleflow.training.algorithms.reinforce_pp.REINFORCE_PP",
+    "reinforce_pp_baseline": "staleflow.training.algorithms.reinforce_pp_baseline.REINFORCE_PP_BASELINE",
+    "ppo": "staleflow.training.algorithms.ppo.PPO",
+    "gspo": "staleflow.training.algorithms.gspo.GSPO",
+    "cispo": "staleflow.training.algorithms.cispo.CISPO",
 }
 
 

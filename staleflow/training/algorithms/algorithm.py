@@ -1,42 +1,30 @@
-"""What an algorithm is: an advantage per member, a loss per token, a scale per token, and its defaults."""
+"""What an algorithm is: an advantage for each token, a loss per token, and a scale per trajectory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
-from staleflow.data.trajectory import FloatArray, ScoredTrajectory
-from staleflow.training.losses import ClipRange, TokenLoss
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shaping:
-    """What reward shaping needs to know."""
-
-    max_new_tokens: int
-    """Token budget of a response."""
-    overlong_buffer: int = 0
-    """Last tokens of the budget over which the penalty grows; 0 turns it off."""
-    overlong_penalty: float = 1.0
-    """Reward taken from a response that uses its whole budget."""
+from staleflow.training.losses import ClipRange, PolicyTerms, TokenLoss
+from staleflow.training.outcomes import Estimator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Algorithm:
-    """One value per algorithm, in a file of its own; see `dapo.py`."""
+    """One value per algorithm, in a file of its own; see `dapo.py`. Picklable, so no lambdas.
+
+    The values that go with it (clip range, KL) are settings of the config, with defaults of its own for each
+    algorithm: `staleflow.config.algorithms`.
+    """
 
     name: str
-    advantages: Callable[[Sequence[ScoredTrajectory], Shaping], FloatArray]
-    """Group -> one finite advantage per member, shape (members,); 0 for members that are not usable."""
-    token_loss: Callable[[Tensor, Tensor, Tensor, ClipRange], TokenLoss]
-    """(log ratio, advantages, mask, clip range), each (rows, length) -> loss per token, before its weight.
-
-    Whole rows, so that a loss over sequence-level ratios fits too."""
+    advantages: Estimator
+    token_loss: Callable[[PolicyTerms, ClipRange], TokenLoss]
+    """Loss per token before its weight; over whole rows, so that a sequence-level ratio fits too."""
     token_scale: Callable[[NDArray[np.int64], int], NDArray[np.float64]]
     """(loss tokens of each trajectory of the optimizer batch, max_new_tokens) -> factor per trajectory."""
-    defaults: Mapping[str, float | int | bool] = field(default_factory=dict)
-    """Values for keys of the config's `training` section that the algorithm's paper uses."""
+    critic: bool = False
+    """Whether the advantages need a critic's values."""

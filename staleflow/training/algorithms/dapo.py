@@ -1,33 +1,23 @@
 """DAPO (arXiv 2503.14476): clip-higher, dynamic sampling, token-level loss, soft overlong punishment.
 
+::
+
+    L = -1/(sum_i |o_i|) sum_i sum_t min(r A_i, clip(r, 1 - e_low, 1 + e_high) A_i)
+    A_i = (R_i + overlong penalty - mean(R)) / std(R) over the group
+
+Mean and deviation are of the rewards before the penalty, so that a long answer costs the others nothing.
 Dynamic sampling happens before a group reaches the trainer: `training.filtering.is_uninformative`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from staleflow.data.trajectory import FloatArray, ScoredTrajectory
-from staleflow.training.advantages import normalised_advantages, overlong_penalties
-from staleflow.training.algorithms.algorithm import Algorithm, Shaping
-from staleflow.training.losses import clip_higher, per_token_scale
-
-
-def advantages(group: Sequence[ScoredTrajectory], shaping: Shaping) -> FloatArray:
-    """Raw reward plus overlong penalty, centred and scaled by the group's raw rewards; shape (members,)."""
-    penalties = overlong_penalties(
-        group,
-        max_new_tokens=shaping.max_new_tokens,
-        buffer=shaping.overlong_buffer,
-        penalty=shaping.overlong_penalty,
-    )
-    return normalised_advantages(group, penalties)
-
+from staleflow.training.advantages import group_estimator, group_normalised
+from staleflow.training.algorithms.algorithm import Algorithm
+from staleflow.training.losses import clipped_surrogate, per_token_scale
 
 DAPO = Algorithm(
     name="dapo",
-    advantages=advantages,
-    token_loss=clip_higher,
+    advantages=group_estimator(group_normalised),
+    token_loss=clipped_surrogate,
     token_scale=per_token_scale,
-    defaults={"clip_low": 0.2, "clip_high": 0.28, "dynamic_sampling": True},
 )
