@@ -70,7 +70,12 @@ def run(
     clean: Annotated[
         bool, typer.Option("--clean", help="Remove the earlier run of that name first.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved config and stop.")] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Check and print the resolved config, name what this machine lacks, and stop."
+        ),
+    ] = False,
     debug: Debug = False,
 ) -> int:
     """Train. Without arguments: the built-in task with a tiny model, a few minutes on two cores."""
@@ -78,7 +83,11 @@ def run(
     if resume and clean:
         raise UserError("--resume and --clean exclude each other: one keeps the earlier run, one removes it")
     if dry_run:
+        from staleflow.runtime.readiness import what_is_missing
+
         print(config.to_yaml(), end="")
+        for what in what_is_missing(config):
+            print(f"note: {what}", file=sys.stderr)
         return 0
     from staleflow.runtime.launch import launch
 

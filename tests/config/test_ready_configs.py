@@ -1,0 +1,60 @@
+"""The configs that are shipped: each is checked whole, on a machine that has none of what it names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from staleflow.cli.main import app
+from staleflow.config import load_config
+from staleflow.runtime import readiness
+
+CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
+EXPECTED = {"default", "smollm2", "cluster_h20"}
+
+
+@pytest.fixture
+def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No models at home, none of the optional packages."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(readiness.importlib.util, "find_spec", lambda name: None)
+
+
+def test_the_configs_are_there() -> None:
+    assert {path.stem for path in CONFIGS} >= EXPECTED
+
+
+@pytest.mark.usefixtures("bare")
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_a_dry_run_checks_the_config_and_names_what_the_machine_lacks(path: Path) -> None:
+    result = CliRunner().invoke(app, ["run", str(path), "--dry-run"])
+    assert result.exit_code == 0, result.output
+    text = yaml.safe_load(result.stdout)
+    assert load_config([path], [], {}).model_dump(mode="json") == text
+    notes = result.stderr.splitlines()
+    assert all(line.startswith("note: ") for line in notes), notes
+    rollout, training = text["rollout"], text["training"]
+    for name, used in (("vllm", rollout["engine"]), ("deepspeed", training["trainer"])):
+        assert any(f"needs the package {name}" in note for note in notes) == (used == name)
+    if not text["model"]["source"].startswith("builtin:"):
+        assert any("model.source" in note for note in notes)
+
+
+@pytest.mark.usefixtures("bare")
+def test_the_command_that_makes_the_missing_model_is_named(tmp_path: Path) -> None:
+    notes = readiness.what_is_missing(load_config([CONFIGS[0].with_name("smollm2.yaml")], [], {}))
+    assert any("staleflow model smollm2" in note for note in notes)
+    data = ["data.source=jsonl", "data.path=/nowhere.jsonl", "data.options.held_out_path=/none.jsonl"]
+    notes = readiness.what_is_missing(load_config([], [*data, "model.tokenizer=/no"], {}))
+    assert [note.partition(":")[0] for note in notes] == [
+        "model.tokenizer",
+        "data.path",
+        "data.options.held_out_path",
+    ]
+
+
+def test_nothing_is_missing_for_a_bare_run() -> None:
+    assert readiness.what_is_missing(load_config([], [], {})) == []
