@@ -17,6 +17,8 @@ class Traits:
 
     compares: bool = True
     """Whether it compares the members of a group, which then needs at least two."""
+    critic: bool = False
+    """Whether it has a critic."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Values for keys of the section `training`, sections as maps."""
 
@@ -51,7 +53,7 @@ ALGORITHMS: Mapping[str, Traits] = {
             "kl": {"coefficient": 0.001, "estimator": "k2", "place": "loss"},
         }
     ),
-    "ppo": Traits(compares=False, defaults={**_SYMMETRIC, "dynamic_sampling": False}),
+    "ppo": Traits(compares=False, critic=True, defaults={**_SYMMETRIC, "dynamic_sampling": False}),
     "gspo": Traits(defaults={"clip_low": 3e-4, "clip_high": 4e-4, "dynamic_sampling": False}),
     # No lower bound, as in MiniMax-M1, which gives no number for the upper one: weights up to 5, ours.
     "cispo": Traits(defaults={"clip_low": 1.0, "clip_high": 4.0, "dynamic_sampling": True}),

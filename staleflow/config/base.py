@@ -42,7 +42,7 @@ def _name_or_dotted_path(known: tuple[str, ...], prefix: str | None = None) -> C
 
 EngineName = Annotated[str, AfterValidator(_name_or_dotted_path(("torch", "vllm", "fake")))]
 AlgorithmName = Annotated[str, AfterValidator(_name_or_dotted_path(tuple(ALGORITHMS)))]
-TrainerName = Annotated[str, AfterValidator(_name_or_dotted_path(("torch",)))]
+TrainerName = Annotated[str, AfterValidator(_name_or_dotted_path(("torch", "deepspeed")))]
 VerifierName = Annotated[
     str, AfterValidator(_name_or_dotted_path(("exact_match", "reasoning_gym", "math_verify")))
 ]

@@ -74,6 +74,30 @@ def _kl(config: Config) -> Iterator[Problem]:
         yield "training.kl.reference", "has no effect without training.kl.coefficient: set it too"
 
 
+def _trainer(config: Config) -> Iterator[Problem]:
+    training, deepspeed = config.training, config.training.deepspeed
+    if training.trainer != "deepspeed":
+        return
+    if traits(training.algorithm).critic:
+        yield (
+            "training.trainer",
+            f"{training.algorithm} has a critic, which only the torch trainer trains: set it to torch, or "
+            "take an algorithm without one",
+        )
+    if config.model.dtype == "float16":
+        yield (
+            "model.dtype",
+            "deepspeed trains in float32 or bfloat16 here: float16 needs a loss scale that changes with time",
+        )
+    if deepspeed.zero_stage == 0 and config.model.dtype == "bfloat16":
+        yield (
+            "training.deepspeed.zero_stage",
+            "with model.dtype bfloat16 the optimizer needs float32 weights of its own: at least 1",
+        )
+    if deepspeed.zero_stage == 0 and deepspeed.offload_optimizer:
+        yield "training.deepspeed.offload_optimizer", "needs training.deepspeed.zero_stage 1, 2 or 3"
+
+
 def _sampling(config: Config) -> Iterator[Problem]:
     # F13: the engine's log-probs would be of the filtered distribution, the trainer's of the whole one.
     reason = "log-probs of the trainer are those of the whole distribution, so training needs it off: "
@@ -243,6 +267,7 @@ def _simulation(config: Config) -> Iterator[Problem]:
 _CHECKS: tuple[Callable[[Config], Iterator[Problem]], ...] = (
     _algorithm,
     _kl,
+    _trainer,
     _sampling,
     _lengths,
     _evaluation,

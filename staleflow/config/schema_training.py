@@ -43,11 +43,26 @@ class CriticModel(Section):
     """Of GAE: 0 trusts the critic alone, 1 the rewards alone."""
 
 
+class DeepSpeed(Section):
+    """Read by trainer deepspeed only."""
+
+    zero_stage: Literal[0, 1, 2, 3] = 2
+    """What is sharded over ranks. 0: nothing; 1: optimizer states; 2: gradients too; 3: weights too."""
+    ranks: int = Field(default=1, ge=1)
+    """Processes that train together; each takes a share of every batch."""
+    offload_optimizer: bool = False
+    """Keep optimizer states in host memory and update there; stages 1 to 3."""
+    backend: Literal["auto", "gloo", "nccl"] = "auto"
+    """What ranks talk through. auto: nccl where there is a GPU, else gloo."""
+    timeout_s: float = Field(default=600.0, gt=0)
+    """Seconds after which ranks that wait for each other give up, and the run fails."""
+
+
 class Training(Section):
     """The optimizer, the loss and the correction for staleness."""
 
     trainer: TrainerName = "torch"
-    """torch, or the dotted path of your own trainer."""
+    """torch (one process), deepspeed (ZeRO, any number of ranks), or the dotted path of your own trainer."""
     algorithm: AlgorithmName = "dapo"
     """Advantages and loss: grpo, dr_grpo, dapo, rloo, reinforce_pp, reinforce_pp_baseline, ppo, gspo, cispo,
     or the dotted path of your own. Keys that you leave out take its own defaults, where it has some."""
@@ -70,7 +85,14 @@ class Training(Section):
     minibatches: int = Field(default=1, ge=1)
     """Optimizer updates that one batch is split into; together they make one weight version."""
     micro_batch_tokens: int = Field(default=8192, ge=1)
-    """Most padded tokens, prompt and response, in one forward and backward pass."""
+    """Most tokens, prompt and response, in one forward and backward pass of a rank; padding counts."""
+    packing: bool = False
+    """Run rows one behind the other, without padding: for attention "flash_attention_2", or rows of very
+    different length. Padded rows are sorted by length, and cost less where attention needs a mask."""
+    gradient_checkpointing: bool = False
+    """Keep fewer activations and compute them again: less memory, about a third more time."""
+    attention: str | None = None
+    """Attention implementation by transformers' name, such as sdpa. Null: the model's own."""
     clip_low: float = Field(default=0.2, gt=0, le=1)
     """The ratio is clipped at 1 - clip_low."""
     clip_high: float = Field(default=0.28, gt=0)
@@ -89,5 +111,6 @@ class Training(Section):
     """Taken off the shaped reward of a response that uses the whole budget."""
     kl: Kl = Kl()
     critic: CriticModel = CriticModel()
+    deepspeed: DeepSpeed = DeepSpeed()
     threads: int = Field(default=1, ge=1)
     """CPU threads of the trainer."""

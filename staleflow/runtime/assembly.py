@@ -6,8 +6,10 @@ libraries are imported where a part that needs them is built, so that each proce
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 
     from staleflow.servers.transport import Handle
     from staleflow.training.critic import Critic
+    from staleflow.training.deepspeed.peers import Launch
     from staleflow.training.objective import Objective
 
 NO_WEIGHTS = -1
@@ -60,9 +63,11 @@ def check_own_parts(config: Config) -> None:
         from staleflow.rollout.vllm.options import check_vllm
 
         check_vllm(config.rollout.vllm.options)
+    if config.training.trainer == "deepspeed":
+        check_deepspeed()
     for kind, name, known in (
         *(("rollout engine", engine, ("torch", "vllm", "fake")) for engine in engines),
-        ("trainer", config.training.trainer, ("torch",)),
+        ("trainer", config.training.trainer, ("torch", "deepspeed")),
     ):
         if name not in known and not callable(load_named(kind, name, {})):
             raise ConfigError(f"{kind} {name!r} is neither a class nor a function: name one that builds it")
@@ -469,32 +474,107 @@ def _companion(config: Config, key: str, source: str | None) -> PreTrainedModel:
     return model
 
 
-def build_trainer(config: Config, start: StartPoint) -> Trainer:
-    """The trainer at the weights of the start point."""
-    training = config.training
-    if training.trainer != "torch":
-        trainer: Trainer = load_named("trainer", training.trainer, {})(config=config)
-    else:
-        from staleflow.training.torch_trainer import TorchTrainer
+def build_trainer(
+    config: Config, start: StartPoint, *, launch: Launch | None = None, host: str = "127.0.0.1"
+) -> Trainer:
+    """The trainer at the weights of the start point.
 
-        limit_threads(training.threads)
-        objective = build_objective(config)
-        trainer = TorchTrainer(
-            build_model(config),
-            objective=objective,
-            temperature=config.rollout.temperature,
-            learning_rate=training.learning_rate,
-            weight_decay=training.weight_decay,
-            betas=training.betas,
-            warmup_steps=training.warmup_steps,
-            max_grad_norm=training.max_grad_norm,
-            micro_batch_tokens=training.micro_batch_tokens,
-            reference=build_reference(config) if objective.needs.reference else None,
-            critic=build_critic(config) if objective.needs.values else None,
-        )
+    `launch` starts the further ranks of the deepspeed trainer, which reach this process at `host`; None: as
+    child processes.
+    """
+    training = config.training
+    if training.trainer == "torch":
+        trainer = _build_torch_trainer(config)
+    elif training.trainer == "deepspeed":
+        trainer = _build_deepspeed_trainer(config, launch, host)
+    else:
+        trainer = load_named("trainer", training.trainer, {})(config=config)
     if start.checkpoint is not None:
-        trainer.load(start.checkpoint)
+        try:
+            trainer.load(start.checkpoint)
+        except BaseException:
+            trainer.close()
+            raise
     return trainer
+
+
+def _build_torch_trainer(config: Config) -> Trainer:
+    from staleflow.training.torch_trainer import TorchTrainer
+
+    training = config.training
+    limit_threads(training.threads)
+    objective, model = build_objective(config), build_model(config)
+    if training.attention is not None:
+        model.set_attn_implementation(training.attention)
+    return TorchTrainer(
+        model,
+        objective=objective,
+        reference=build_reference(config) if objective.needs.reference else None,
+        critic=build_critic(config) if objective.needs.values else None,
+        **_trainer_options(config),
+    )
+
+
+def _build_deepspeed_trainer(config: Config, launch: Launch | None, host: str) -> Trainer:
+    check_deepspeed()
+    from staleflow.training.deepspeed.peers import ProcessPeer
+    from staleflow.training.deepspeed.settings import RankSettings
+    from staleflow.training.deepspeed.trainer import DeepSpeedTrainer
+    from staleflow.training.deepspeed.world import World
+
+    training, deepspeed = config.training, config.training.deepspeed
+    objective = build_objective(config)
+    if objective.needs.values:
+        raise ConfigError(
+            f"training.algorithm {training.algorithm!r} has a critic, which only the torch trainer trains: "
+            "set training.trainer to torch"
+        )
+    settings = RankSettings(
+        make_model=partial(build_model, config),
+        make_reference=partial(build_reference, config) if objective.needs.reference else None,
+        objective=objective,
+        zero_stage=deepspeed.zero_stage,
+        offload_optimizer=deepspeed.offload_optimizer,
+        dtype="bfloat16" if config.model.dtype == "bfloat16" else "float32",
+        attention=training.attention,
+        threads=training.threads,
+        **_trainer_options(config),
+    )
+    limit_s = config.cluster.start_timeout_s
+    world = World(
+        ranks=deepspeed.ranks,
+        launch=launch or ProcessPeer,
+        backend=deepspeed.backend,
+        host=host,
+        start_timeout_s=limit_s,
+        timeout_s=deepspeed.timeout_s,
+    )
+    return DeepSpeedTrainer(world, settings, start_timeout_s=limit_s)
+
+
+def _trainer_options(config: Config) -> dict[str, Any]:
+    """What both trainers take."""
+    training = config.training
+    return {
+        "temperature": config.rollout.temperature,
+        "learning_rate": training.learning_rate,
+        "weight_decay": training.weight_decay,
+        "betas": training.betas,
+        "warmup_steps": training.warmup_steps,
+        "max_grad_norm": training.max_grad_norm,
+        "micro_batch_tokens": training.micro_batch_tokens,
+        "packing": training.packing,
+        "gradient_checkpointing": training.gradient_checkpointing,
+    }
+
+
+def check_deepspeed() -> None:
+    """Raises ConfigError where DeepSpeed is not installed."""
+    if importlib.util.find_spec("deepspeed") is None:
+        raise ConfigError(
+            "training.trainer is deepspeed, but the package deepspeed is not installed: run `make deepspeed` "
+            "or set training.trainer to torch"
+        )
 
 
 def build_pool(config: Config, log: Path | None = None) -> Scorer:

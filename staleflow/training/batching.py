@@ -209,7 +209,7 @@ def micro_batches(
     *,
     packing: bool = False,
 ) -> list[MicroBatch]:
-    """The `cuts` of rows as tensors. `scales`, shape (rows,), are the factors of the algorithm's `token_scale`."""
+    """The `cuts` of rows as tensors. `scales`, shape (rows,), are factors of the tokens' losses, by row."""
     lengths = [len(row.tokens) for row in rows]
     return [
         _padded([rows[i] for i in cut], scales[cut], device)

@@ -24,7 +24,7 @@ All but models, backward and optimizer is the `Objective`'s.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,10 +38,12 @@ from staleflow.data.trajectory import FloatArray, TrainBatch
 from staleflow.errors import ProtocolError, RunFailed
 from staleflow.training.batching import MicroBatch, Row, micro_batches
 from staleflow.training.critic import Critic, critic_metrics
+from staleflow.training.dropout import without_dropout
+from staleflow.training.host_weights import HostWeights
 from staleflow.training.log_probs import token_log_probs
 from staleflow.training.objective import Measured, Objective
 from staleflow.training.step_metrics import StepMetrics
-from staleflow.training.trainer import TrainedTrajectory, TrainResult
+from staleflow.training.trainer import TrainedTrajectory, TrainResult, nothing
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -67,16 +69,21 @@ class TorchTrainer:
         micro_batch_tokens: int,
         reference: PreTrainedModel | None = None,
         critic: Critic | None = None,
+        packing: bool = False,
+        gradient_checkpointing: bool = False,
         version: int = 0,
     ) -> None:
-        """`reference` and `critic` are there exactly where the objective needs them. Raises ValueError."""
+        """`reference` and `critic` are there exactly where the objective needs them. Raises ValueError.
+
+        `packing` and `gradient_checkpointing` are the policy's; a critic is run as it is.
+        """
         needs = objective.needs
         if needs.reference != (reference is not None) or needs.values != (critic is not None):
             raise ValueError(
                 f"the objective needs {needs}, but is given reference {reference}, critic {critic}"
             )
         # Dropout off: the ratio to the behaviour log-probs must measure weights, not noise.
-        self._model = model.train(False)
+        self._model = without_dropout(model, gradient_checkpointing=gradient_checkpointing)
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._device = self._parameters[0].device
         self._objective = objective
@@ -87,6 +94,7 @@ class TorchTrainer:
         self._warmup_steps = warmup_steps
         self._max_grad_norm = max_grad_norm if max_grad_norm > 0 else math.inf
         self._micro_batch_tokens = micro_batch_tokens
+        self._packing = packing
         self._version = version
         self._optimizer = torch.optim.AdamW(
             self._parameters, lr=learning_rate, betas=betas, weight_decay=weight_decay
@@ -97,7 +105,7 @@ class TorchTrainer:
         """Current weight version."""
         return self._version
 
-    def train(self, batch: TrainBatch) -> TrainResult:
+    def train(self, batch: TrainBatch, before_update: Callable[[], None] = nothing) -> TrainResult:
         """One batch, one new version. Raises ProtocolError, and changes nothing, for another step's batch."""
         if batch.step != self._version:
             raise ProtocolError(
@@ -111,7 +119,7 @@ class TorchTrainer:
         critic_updates = []
         for update in updates:
             micros = self._cut(update.rows, update.scales)
-            self._apply(micros, update.informative, metrics)
+            self._apply(micros, update.informative, metrics, before_update)
             if self._critic is not None:
                 critic_updates.append(self._critic.update(micros))
             for micro in micros:
@@ -135,10 +143,10 @@ class TorchTrainer:
     def weights(self) -> Mapping[str, NDArray[Any]]:
         """float32 arrays under state-dict names, tied weights under each of theirs.
 
-        On a CPU in float32 they are views: valid until the next `train` or `load`. Else they are copies.
+        On a CPU in float32 they are views: valid until the next update or `load`. Else they are copies, each
+        made when it is asked for.
         """
-        state = self._model.state_dict()
-        return {name: tensor.detach().float().cpu().numpy() for name, tensor in state.items()}
+        return HostWeights(self._model.state_dict())
 
     def save(self, folder: Path) -> None:
         """Write the model as a Hugging Face folder, and the optimizer beside it."""
@@ -181,7 +189,7 @@ class TorchTrainer:
         return rate
 
     def _cut(self, rows: Sequence[Row], scales: NDArray[np.float64]) -> list[MicroBatch]:
-        return micro_batches(rows, scales, self._micro_batch_tokens, self._device)
+        return micro_batches(rows, scales, self._micro_batch_tokens, self._device, packing=self._packing)
 
     @torch.no_grad()
     def _measure(self, rows: Sequence[Sequence[Row]]) -> dict[str, Measured]:
@@ -202,19 +210,26 @@ class TorchTrainer:
         return measured
 
     def _rows_of(self, micro: MicroBatch, model: PreTrainedModel) -> dict[str, FloatArray]:
-        return micro.by_row(token_log_probs(model, micro.input_ids, micro.loss_mask, self._temperature)[0])
+        return micro.by_row(self._log_probs(micro, model)[0])
 
-    def _log_probs(self, micro: MicroBatch) -> tuple[Tensor, Tensor]:
-        return token_log_probs(self._model, micro.input_ids, micro.loss_mask, self._temperature)
+    def _log_probs(self, micro: MicroBatch, model: PreTrainedModel) -> tuple[Tensor, Tensor]:
+        lengths = micro.lengths if self._packing else None
+        return token_log_probs(model, micro.input_ids, micro.loss_mask, self._temperature, lengths=lengths)
 
-    def _apply(self, micros: list[MicroBatch], informative: bool, metrics: StepMetrics) -> None:
+    def _apply(
+        self,
+        micros: list[MicroBatch],
+        informative: bool,
+        metrics: StepMetrics,
+        before_update: Callable[[], None],
+    ) -> None:
         """One optimizer update, or a skipped one."""
         self._optimizer.zero_grad(set_to_none=True)
         loss = 0.0
         for micro in micros:
             if bool(micro.loss_mask.any()):
                 with torch.set_grad_enabled(informative):
-                    part = self._objective.loss(micro, *self._log_probs(micro))
+                    part = self._objective.loss(micro, *self._log_probs(micro, self._model))
                 if informative:
                     torch.autograd.backward(part.loss)
                 loss += part.record(metrics)
@@ -224,6 +239,7 @@ class TorchTrainer:
         grad_norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm))
         applied = math.isfinite(grad_norm)
         if applied:
+            before_update()
             self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         metrics.add_update(loss=loss, grad_norm=grad_norm, applied=applied)

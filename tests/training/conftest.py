@@ -21,7 +21,10 @@ from staleflow.data.trajectory import (
     Trajectory,
 )
 from staleflow.training.algorithms import load_algorithm
+from staleflow.training.critic import Critic
+from staleflow.training.kl import KlPenalty
 from staleflow.training.objective import Objective
+from staleflow.training.outcomes import Discount
 from staleflow.training.torch_trainer import TorchTrainer
 
 VOCABULARY = 11
@@ -111,6 +114,11 @@ OBJECTIVE: dict[str, Any] = {
     "max_new_tokens": 16,
     "bound": 1,
     "seed": 0,
+    "icepop_band": (0.5, 5.0),
+    "sequence_band": (0.8, 1.25),
+    "kl": KlPenalty(),
+    "discount": Discount(),
+    "critic_warmup_steps": 0,
 }
 TRAINER: dict[str, Any] = {
     "temperature": 1.0,
@@ -125,6 +133,17 @@ TRAINER: dict[str, Any] = {
 
 def make_objective(**changes: Any) -> Objective:
     return Objective(**(OBJECTIVE | changes))
+
+
+def make_critic(model: LlamaForCausalLM, **changes: Any) -> Critic:
+    options = {
+        "learning_rate": 1e-2,
+        "weight_decay": 0.0,
+        "betas": (0.9, 0.95),
+        "max_grad_norm": 1e9,
+        "value_clip": 0.2,
+    }
+    return Critic(model, **(options | changes))
 
 
 def make_trainer(model: LlamaForCausalLM, **changes: Any) -> TorchTrainer:
@@ -158,6 +177,16 @@ def batch_of() -> Callable[..., TrainBatch]:
 
 
 @pytest.fixture
+def objective_of() -> Callable[..., Objective]:
+    return make_objective
+
+
+@pytest.fixture
+def critic_of() -> Callable[..., Critic]:
+    return make_critic
+
+
+@pytest.fixture
 def trainer_of() -> Callable[..., TorchTrainer]:
     return make_trainer
 
@@ -174,11 +203,6 @@ def gradients() -> Iterator[list[list[torch.Tensor]]]:
     handle = register_optimizer_step_pre_hook(look)
     yield seen
     handle.remove()
-
-
-@pytest.fixture
-def objective_of() -> Callable[..., Objective]:
-    return make_objective
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The DeepSpeed trainer against the torch trainer: every stage, one rank and two, any checkpoint from any other.
+"""The DeepSpeed trainer against the torch trainer: every stage, one rank and two, checkpoints between them.
 
 Processes are started as seldom as possible: all that one rank does, then all that two do, then one again.
 """

@@ -59,7 +59,7 @@ class StepPart:
 
 
 class Rank:
-    """See the module. Its methods are called on all ranks at once, in the same order; `send` on the peers only."""
+    """See the module. Its methods are called on all ranks at once, in the same order; `send` on peers."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank

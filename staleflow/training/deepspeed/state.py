@@ -87,7 +87,7 @@ class _Whole:
 
 
 class _Split:
-    """Stages 1 and 2, and bfloat16 with stage 1: each rank holds a stretch of all parameters, laid end to end."""
+    """Stages 1 and 2: each rank holds a stretch of all parameters, laid end to end."""
 
     def __init__(self, rank: Rank) -> None:
         self._outer = rank.engine.optimizer
