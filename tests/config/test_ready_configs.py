@@ -13,7 +13,7 @@ from staleflow.config import load_config
 from staleflow.runtime import readiness
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
-EXPECTED = {"default", "smollm2", "cluster_h20"}
+EXPECTED = {"default", "cpu-vllm", "smollm2", "gpu1", "gpu8", "gpu128", "cluster_h20"}
 
 
 @pytest.fixture
