@@ -73,6 +73,14 @@ class Placement:
         )
         return options
 
+    def nodes(self) -> set[str] | None:
+        """Ids of the nodes that bundles are on; None: parts may be anywhere."""
+        if self.group is None or any(not wanted for wanted in self.shares.values()):
+            return None
+        from ray.util.placement_group import placement_group_table
+
+        return set(placement_group_table(self.group)["bundles_to_node_id"].values())
+
     def remove(self) -> None:
         """Give the resources back. Actors in it are killed."""
         if self.group is not None:

@@ -1,19 +1,18 @@
 """A run on Ray: the loop in an actor, every part an actor of its own, the command only looks on.
 
 Invariants: without an address a local cluster is started, and it ends with the session, whatever happens;
-with one, nothing of the run is left there. Neither weights nor payload pass through the command's process.
+with one, nothing of the run is left there: its actors and its placement group end with the session, and what
+it has in shared memory ends with its actors. Neither weights nor payload pass through the command's process.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import os
-from pathlib import Path
 from typing import Any
 
 from staleflow.config.schema import Config
-from staleflow.errors import ConfigError, RunFailed, StaleflowError
+from staleflow.errors import RunFailed, StaleflowError
 from staleflow.runtime.assembly import (
     build_control,
     build_source,
@@ -21,6 +20,8 @@ from staleflow.runtime.assembly import (
     build_trajectory_server,
 )
 from staleflow.runtime.clock import SystemClock
+from staleflow.runtime.placement import Placement, make_placement
+from staleflow.runtime.ray_connect import check_nodes, connect
 from staleflow.runtime.session import RunPaths, loop_settings, make_journal, make_observer
 from staleflow.runtime.start import StartPoint
 from staleflow.telemetry.rows import Row, RunStatus
@@ -32,13 +33,14 @@ LOOK_LIMIT_S = 60.0
 class TrajectoryServerActor:
     """The run loop with `Control` and the trajectory server, in one process."""
 
-    def __init__(self, config: Config, start: StartPoint, paths: RunPaths) -> None:
+    def __init__(self, config: Config, start: StartPoint, paths: RunPaths, placement: Placement) -> None:
         from staleflow.runtime.actors import log_to
 
         log_to(paths.logs, "trajectory_server")
         self._config = config
         self._start = start
         self._paths = paths
+        self._placement = placement
         self._clock = SystemClock()
         self._observer = make_observer(config, paths, self._clock)
         self._loop: Any = None
@@ -64,6 +66,7 @@ class TrajectoryServerActor:
                 checkpoints=paths.checkpoints,
                 logs=paths.logs,
                 clock=self._clock,
+                placement=self._placement,
             ),
             ledger=LedgerWriter(paths.ledger),
             opening=start.opening,
@@ -97,18 +100,26 @@ class RaySession:
     """See `session.Session`."""
 
     def __init__(self, config: Config, start: StartPoint, paths: RunPaths) -> None:
-        _connect(config)
+        connect(config)
         import ray
 
         self._ray = ray
-        options: dict[str, Any] = {"num_cpus": 0, "concurrency_groups": {"loop": 1, "look": 1}}
+        self._placement = Placement()
+        self._actor: Any = None
+        self._closed = False
+        try:
+            self._placement = make_placement(config)
+            check_nodes(config, self._placement, paths.logs.parent)
+        except BaseException:
+            self.close()
+            raise
+        options = {**self._placement.options("servers"), "concurrency_groups": {"loop": 1, "look": 1}}
         make: Any = ray.remote(**options)(TrajectoryServerActor)
-        self._actor = make.remote(config, start, paths)
+        self._actor = make.remote(config, start, paths, self._placement)
         self._result = self._actor.run.options(concurrency_group="loop").remote()
         self._look: Any = None
         self._silent_s = 0.0
         self._limit_s = max(LOOK_LIMIT_S, config.cluster.start_timeout_s)  # until the process is up
-        self._closed = False
 
     def look(self, timeout_s: float) -> tuple[list[Row], RunStatus | None]:
         """Ask the loop's process; an answer that is late comes with a later look."""
@@ -157,41 +168,7 @@ class RaySession:
             return
         self._closed = True
         with contextlib.suppress(Exception):
-            self._ray.kill(self._actor)
+            if self._actor is not None:
+                self._ray.kill(self._actor)
+            self._placement.remove()
         self._ray.shutdown()
-
-
-def _use_token() -> None:
-    """Show Ray's token to an existing cluster, where the person has one and has not said otherwise.
-
-    `ray start` asks for a token by default, and `ray.init` with an address shows it only when told to; a
-    cluster that asks for none takes it as well.
-    """
-    given = "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ
-    if given or (Path.home() / ".ray" / "auth_token").is_file():
-        os.environ.setdefault("RAY_AUTH_MODE", "token")
-
-
-def _connect(config: Config) -> None:
-    if config.cluster.address is not None:
-        _use_token()  # before the import, which reads it
-    import ray
-
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    # Workers inherit the environment of a local cluster; one thread each unless a part asks for more.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    if config.cluster.address is None:
-        options |= {"address": "local", "include_dashboard": False}
-    else:
-        options |= {"address": config.cluster.address}
-    try:
-        ray.init(**options)
-    except ValueError as error:
-        raise ConfigError(f"cluster.address is {config.cluster.address!r}: {error}") from error
-    except ConnectionError as error:
-        raise RunFailed(
-            f"no Ray cluster answers at cluster.address {config.cluster.address!r}, or it asks for another "
-            f"token than ~/.ray/auth_token has: {str(error).splitlines()[0]}"
-        ) from error
