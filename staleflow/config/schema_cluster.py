@@ -18,7 +18,7 @@ class ClusterPlacement(Section):
     strategy: Literal["pack", "spread", "strict_pack", "strict_spread"] = "pack"
     """pack: on few nodes; spread: on many; strict_pack: on one; strict_spread: a node for each actor."""
     rollout_gpus: Amount | None = None
-    """GPUs of one rollout instance, all on one node. Null: as many as the vllm engine is set to, else 0."""
+    """GPUs of one rollout instance, all on one node. Null: rollout.vllm.tensor_parallel for vllm, else 0."""
     rollout_cpus: Amount | None = None
     """CPUs of one rollout instance. Null: 1 on an existing cluster, 0 on a local one."""
     training_gpus: Amount | None = None
@@ -26,7 +26,7 @@ class ClusterPlacement(Section):
     training_cpus: Amount | None = None
     """CPUs of one training rank. Null: 1 on an existing cluster, 0 on a local one."""
     evaluation_gpus: Amount | None = None
-    """GPUs of the evaluation, if there is one. Null: those of one rollout instance."""
+    """GPUs of the evaluation, if there is one. Null: as for rollout_gpus, by the engine that evaluates."""
     evaluation_cpus: Amount | None = None
     """CPUs of the evaluation, if there is one. Null: 1 on an existing cluster, 0 on a local one."""
     reward_cpus: Amount | None = None

@@ -126,18 +126,15 @@ def shares(config: Config, *, gpus: bool) -> tuple[Share, ...]:
     """What each part asks for. `gpus`: the cluster has some."""
     settings, evaluated = config.cluster.placement, bool(config.evaluation.every)
     on_cluster = config.cluster.address is not None
-    instance_gpus = _given(settings.rollout_gpus, _engine_gpus(config) if gpus else 0)
+    engine = config.rollout.engine
+    instance_gpus = _given(settings.rollout_gpus, _engine_gpus(config, engine) if gpus else 0)
+    own = config.evaluation.engine
+    evaluation_gpus = _given(settings.evaluation_gpus, _engine_gpus(config, own or engine) if gpus else 0)
     wanted: list[tuple[PartName, int, float | None, float, float]] = [
         # part, actors, CPUs, CPUs on an existing cluster if that is null, GPUs
         ("servers", 1, settings.servers_cpus, 1, 0),
         ("reward", 1, settings.reward_cpus, config.reward.workers, 0),
-        (
-            "evaluation",
-            int(evaluated),
-            settings.evaluation_cpus,
-            1,
-            _given(settings.evaluation_gpus, instance_gpus),
-        ),
+        ("evaluation", int(evaluated), settings.evaluation_cpus, 1, evaluation_gpus),
         (
             "training",
             training_ranks(config),
@@ -165,12 +162,12 @@ def shares(config: Config, *, gpus: bool) -> tuple[Share, ...]:
 
 def training_ranks(config: Config) -> int:
     """Processes that train together."""
-    return 1
+    return config.training.deepspeed.ranks if config.training.trainer == "deepspeed" else 1
 
 
-def _engine_gpus(config: Config) -> float:
-    """GPUs that one rollout instance computes on."""
-    return 0.0
+def _engine_gpus(config: Config, engine: str) -> float:
+    """GPUs that one engine computes on, where there are GPUs."""
+    return float(config.rollout.vllm.tensor_parallel) if engine == "vllm" else 0.0
 
 
 def lack_of_resources(asked: Sequence[Share], nodes: Sequence[Resources]) -> str:
