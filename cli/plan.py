@@ -39,11 +39,13 @@ from staleflow.simulation.planning import (
     Outcomes,
     choose,
     find_candidates,
+    most_seconds,
     outcome_of,
     search,
-    simulated_seconds,
+    simulated_steps,
     with_layout,
 )
+from staleflow.simulation.watch import StopAfter
 from staleflow.storage.cost_file import check_target
 
 MANY_STEPS = 1_000_000
@@ -96,9 +98,12 @@ def simulate_candidate(config: Config, candidate: Candidate) -> Outcome:
     config = config.model_copy(update={"run": config.run.model_copy(update={"steps": MANY_STEPS})})
     opening, settings = opening_record(config), cluster_settings(config)
     cluster = SimulatedCluster(
-        control=simulated_control(config, settings, first_start(opening)), settings=settings, opening=opening
+        control=simulated_control(config, settings, first_start(opening)),
+        settings=settings,
+        opening=opening,
+        watch=StopAfter(simulated_steps(candidate)),
     )
-    result = cluster.run(max_seconds=simulated_seconds(candidate))
+    result = cluster.run(max_seconds=most_seconds(candidate))
     return outcome_of(result, opening.bound)
 
 

@@ -13,13 +13,13 @@ cache.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from staleflow.config import load_config
 from staleflow.coordination.policies import effective_bound
 from staleflow.experiments.points import Measured, Point, PointFile, measure
-from staleflow.simulation.planning import Candidate, find_candidates
+from staleflow.simulation.planning import Candidate, beginning, find_candidates, whole_rounds
 
 TUNING_SEED = 1000
 STRIDE = 16
@@ -189,7 +189,9 @@ def candidates(c: Cell) -> list[Candidate]:
 @cache
 def _candidates(overrides: tuple[str, ...], gpus: int, bound: int, policy: str) -> tuple[Candidate, ...]:
     config = load_config([], [*overrides, f"coordination.policy={policy}"], {}, simulated=True)
-    return tuple(sorted(find_candidates(config, gpus, [bound]), key=lambda candidate: candidate.rank))
+    # By the bounds alone, which are the same for every system: what a pull costs is a matter of policy.
+    found = [replace(candidate, pull_s=0.0) for candidate in find_candidates(config, gpus, [bound])]
+    return tuple(sorted(found, key=lambda candidate: candidate.rank))
 
 
 def first_layouts(every: Sequence[Candidate], most: int) -> list[int]:
@@ -240,15 +242,6 @@ def _point(c: Cell, candidate: Candidate, cap: int | None, seed: int, measured: 
             *(() if cap is None else (f"coordination.routing.max_per_instance={cap}",)),
             f"run.seed={seed}",
         ),
-        skip=c.bound + 2,
+        skip=beginning(c.bound),
         measured=whole_rounds(measured, c.bound),
     )
-
-
-def whole_rounds(steps: int, bound: int) -> int:
-    """At least so many steps, a multiple of η + 1.
-
-    Buffers are empty at the start, so batches come in bursts of η + 1, and may do so for long: part of a
-    burst would be measured as faster, or slower, than the policy is.
-    """
-    return -(-steps // (bound + 1)) * (bound + 1)

@@ -20,7 +20,6 @@ from statistics import median
 
 from staleflow.config import load_config
 from staleflow.errors import RunFailed
-from staleflow.protocol.records import Trained
 from staleflow.runtime.launch import opening_record
 from staleflow.runtime.simulated import simulated_control
 from staleflow.runtime.start import first_start
@@ -28,7 +27,7 @@ from staleflow.simulation.bounds import SIDES, find_bounds
 from staleflow.simulation.cluster import SimulatedCluster
 from staleflow.simulation.hardware import cluster_settings
 from staleflow.simulation.result import SimulationResult
-from staleflow.simulation.watch import Watch
+from staleflow.simulation.watch import StopAfter
 
 MANY_STEPS = 1_000_000
 """More than a point makes: it is stopped, so that groups are drawn until its end."""
@@ -103,7 +102,7 @@ def run_point(point: Point) -> Measured:
         control=simulated_control(config, settings, first_start(opening)),
         settings=settings,
         opening=opening,
-        watch=_StopAfter(steps),
+        watch=StopAfter(steps),
     )
     result = cluster.run(max_seconds=PATIENCE * steps * bounds.seconds())
     if len(result.steps) < steps:
@@ -145,22 +144,6 @@ def measured(
         latency=bounds["latency"],
         cpu_s=cpu_s,
     )
-
-
-class _StopAfter(Watch):
-    """Ends a run when so many steps are done; until then nothing tells it apart from a longer one."""
-
-    def __init__(self, steps: int) -> None:
-        self._left = steps
-        self._cluster: SimulatedCluster | None = None
-
-    def begin(self, cluster: SimulatedCluster) -> None:
-        self._cluster = cluster
-
-    def trained(self, record: Trained, update_s: float, push_s: float) -> None:
-        self._left -= 1
-        if self._left == 0 and self._cluster is not None:
-            self._cluster.request_stop()
 
 
 # ---------------------------------------------------------------------- many of them

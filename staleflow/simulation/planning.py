@@ -22,8 +22,9 @@ from dataclasses import dataclass
 from staleflow.config.schema import Config
 from staleflow.coordination.policies import effective_bound
 from staleflow.errors import UserError
-from staleflow.simulation.bounds import SIDES, Bounds, draw_batches, find_bounds
+from staleflow.simulation.bounds import Bounds, draw_batches, find_bounds
 from staleflow.simulation.hardware import (
+    Context,
     check_capacity,
     cluster_settings,
     find_context,
@@ -32,16 +33,17 @@ from staleflow.simulation.hardware import (
 )
 from staleflow.simulation.result import SimulationResult
 from staleflow.simulation.roofline import Roofline
+from staleflow.simulation.settings import ClusterSettings
 
 ENOUGH = 0.95
 """Share of the best throughput that a smaller η must reach to be chosen: a few percent are within a short
 run's noise, and no reason for another version of staleness."""
 SAME_SPLIT = 0.98
 """What the promise of a layout is worth after each one of the same split, when the order is found."""
-MEASURED_PERIODS = 4
-"""Step periods that a candidate is simulated for after its beginning."""
-SLACK = 1.15
-"""A period takes longer than its bound says."""
+MEASURED_STEPS = 4
+"""Steps that a candidate is simulated for after its beginning, at least: whole rounds of η + 1."""
+PATIENCE = 20.0
+"""Times the shortest possible time of its steps after which a candidate's simulation ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,15 +65,23 @@ class Candidate:
     instances: int
     kv_capacity: int
     bounds: Bounds
+    pull_s: float = 0.0
+    """Seconds that an instance may be expected to lose to a pull."""
 
     @property
     def promise(self) -> float:
-        """Tokens per second that it may be expected to reach: its bounds' smooth minimum.
+        """Tokens per second that it may be expected to reach: its sides' smooth minimum.
+
+        The sides are its bounds, but for pulls, of which those know nothing: what is generated with some
+        weights is trained on within η + 1 steps, so each instance pulls at least once in as many.
 
         Sides that are equally fast wait for each other now and then, so a layout whose bounds are near each
         other stays further below them; (a^-4 + b^-4)^(-1/4) of two equal ones is 84 % of either.
         """
-        return float(sum(self.bounds.rate(side) ** -4.0 for side in SIDES) ** -0.25)
+        bounds = self.bounds
+        period = bounds.seconds("rollout") + self.pull_s / (self.layout.bound + 1)
+        rates = (bounds.step_tokens / period, bounds.trainer, bounds.latency)
+        return float(sum(rate**-4.0 for rate in rates) ** -0.25)
 
     @property
     def rank(self) -> tuple[float, ...]:
@@ -145,9 +155,20 @@ def find_candidates(config: Config, gpus: int, bounds: Sequence[int]) -> list[Ca
                 bounds=find_bounds(
                     cluster, bound=layout.bound, batch_size=config.data.batch_size, drawn=drawn
                 ),
+                pull_s=_pull_s(config, cluster, context),
             )
         )
     return candidates
+
+
+def _pull_s(config: Config, cluster: ClusterSettings, context: Context) -> float:
+    """Seconds of a pull by an instance at half its load, for it is seldom full when it pays to pull; at a
+    barrier it is empty.
+    """
+    rebuilt = min(cluster.kv_capacity, cluster.max_running * context.held) / 2
+    if cluster.on_pull == "keep_kv" or config.coordination.policy in ("sync", "one_step"):
+        rebuilt = 0.0
+    return cluster.costs.pull + cluster.costs.prefill_s(rebuilt)
 
 
 def _layouts(config: Config, roofline: Roofline, gpus: int, bounds: Sequence[int]) -> list[Layout]:
@@ -256,23 +277,47 @@ def choose(outcomes: Outcomes) -> Layout:
 # ---------------------------------------------------------------------- one candidate
 
 
-def simulated_seconds(candidate: Candidate) -> float:
-    """How long a candidate is simulated: its beginning of η + 2 periods, and those that are measured."""
-    return (candidate.layout.bound + 2 + MEASURED_PERIODS) * candidate.bounds.seconds() * SLACK
+def whole_rounds(steps: int, bound: int) -> int:
+    """At least so many steps, a multiple of η + 1.
+
+    Buffers are empty at the start, so batches come in bursts of η + 1, and may do so for long: part of a
+    burst would be measured as faster, or slower, than the policy is.
+    """
+    return -(-steps // (bound + 1)) * (bound + 1)
+
+
+def beginning(bound: int) -> int:
+    """Steps of a cluster that fills up, which are left out."""
+    return bound + 2
+
+
+def simulated_steps(candidate: Candidate) -> int:
+    """How many steps a candidate is simulated for: its beginning, and those that are measured."""
+    bound = candidate.layout.bound
+    return beginning(bound) + whole_rounds(MEASURED_STEPS, bound)
+
+
+def most_seconds(candidate: Candidate) -> float:
+    """Simulated seconds after which there is no use in waiting for the rest of the steps."""
+    return PATIENCE * simulated_steps(candidate) * candidate.bounds.seconds()
 
 
 def outcome_of(result: SimulationResult, bound: int) -> Outcome:
-    """What counts of a result: the steps after the first η + 1, which are those of a cluster that fills up.
+    """What counts of a result: the steps after its beginning, whole rounds of η + 1 of them.
 
-    Where no more were done, all of them count. Raises UserError when there was none at all.
+    Where there is no whole round, all steps count. Raises UserError when there was none at all.
     """
-    steps = result.steps
-    if not steps:
+    if not result.steps:
         raise UserError(
             f"within {result.seconds:,.0f} simulated seconds no step was trained, so there is nothing to "
             "plan with: the longest responses take too long for this policy"
         )
-    skip = bound + 1 if len(steps) > bound + 2 else 0
+    skip, steps = beginning(bound), result.steps
+    rounds = (len(steps) - skip) // (bound + 1)
+    if rounds > 0:
+        steps = steps[: skip + rounds * (bound + 1)]
+    else:
+        skip = 0
     rows = steps[skip:]
     seconds = rows[-1].ended - (steps[skip - 1].ended if skip else 0.0)
     trajectories = sum(row.trajectories for row in rows)

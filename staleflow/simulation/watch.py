@@ -76,3 +76,24 @@ class Watch:
 
     def ended(self) -> None:
         """Nothing is under way any more, and every token is accounted for."""
+
+
+class StopAfter(Watch):
+    """Ends a run when so many steps are done; until then nothing tells it apart from a longer one.
+
+    The step that is in training then is done too.
+    """
+
+    def __init__(self, steps: int) -> None:
+        self._left = steps
+        self._cluster: SimulatedCluster | None = None
+
+    def begin(self, cluster: SimulatedCluster) -> None:
+        """See `Watch`."""
+        self._cluster = cluster
+
+    def trained(self, record: Trained, update_s: float, push_s: float) -> None:
+        """See `Watch`."""
+        self._left -= 1
+        if self._left == 0 and self._cluster is not None:
+            self._cluster.request_stop()

@@ -238,8 +238,3 @@ def test_the_ablation_page_tells_what_pays_from_what_does_not() -> None:
 def test_the_studies_have_names(name: str) -> None:
     assert name in STUDIES
     assert load_study(name).name == name
-
-
-@pytest.mark.parametrize(("steps", "bound", "whole"), [(4, 0, 4), (3, 1, 4), (4, 2, 6), (4, 3, 4), (5, 3, 8)])
-def test_steps_are_measured_in_whole_rounds_of_the_bound(steps: int, bound: int, whole: int) -> None:
-    assert cells.whole_rounds(steps, bound) == whole

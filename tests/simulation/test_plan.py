@@ -10,6 +10,7 @@ import pytest
 from staleflow.config import Config, load_config
 from staleflow.errors import UserError
 from staleflow.simulation.bounds import Bounds
+from staleflow.simulation.hardware import cluster_settings
 from staleflow.simulation.planning import (
     Candidate,
     Layout,
@@ -18,6 +19,8 @@ from staleflow.simulation.planning import (
     find_candidates,
     outcome_of,
     search,
+    simulated_steps,
+    whole_rounds,
     with_layout,
 )
 from staleflow.simulation.result import InstanceRow, SimulationResult, StepRow
@@ -37,7 +40,9 @@ def config(*overrides: str) -> Config:
     return load_config([], [*LARGE, *overrides])
 
 
-def candidate(rollout: int, bound: int, rate: float, *, slack: float = 1000.0) -> Candidate:
+def candidate(
+    rollout: int, bound: int, rate: float, *, slack: float = 1000.0, pull_s: float = 0.0
+) -> Candidate:
     """One whose trainer binds at `rate` tokens a second."""
     return Candidate(
         layout=Layout(rollout_gpus=rollout, tensor_parallel=1, training_gpus=8, bound=bound),
@@ -46,6 +51,7 @@ def candidate(rollout: int, bound: int, rate: float, *, slack: float = 1000.0) -
         bounds=Bounds(
             rollout=rate * slack, trainer=rate, latency=rate * slack, best_running=4, step_tokens=100.0
         ),
+        pull_s=pull_s,
     )
 
 
@@ -174,6 +180,30 @@ def test_a_side_that_is_nearly_as_slow_makes_a_candidate_less_promising() -> Non
     assert uneven.rank < even.rank
 
 
+def test_a_side_that_pulls_slow_down_makes_a_candidate_less_promising() -> None:
+    """Steps of 100 tokens at 100 tokens/s take 1 s: one pull of 1 s in η + 1 = 4 steps makes that 1.25 s."""
+    free, dear = candidate(1, 3, 100.0, slack=1.0), candidate(2, 3, 100.0, slack=1.0, pull_s=1.0)
+    assert dear.promise == pytest.approx((80.0**-4 + 2 * 100.0**-4) ** -0.25)
+    assert free.rank < dear.rank
+    assert candidate(2, 0, 100.0, slack=1.0, pull_s=1.0).promise < dear.promise
+    assert dear.bounds == free.bounds
+
+
+def test_a_pull_costs_the_transfer_and_half_the_kv_where_it_is_rebuilt() -> None:
+    def pull_s(*overrides: str) -> float:
+        return find_candidates(config(*overrides), 5, [1])[0].pull_s
+
+    transfer = 14_770_033_664 * 2 / (50e9 * 0.8)
+    assert pull_s("rollout.on_pull=keep_kv", "simulation.latencies.pull_s=0") == pytest.approx(transfer)
+    assert pull_s("coordination.policy=sync", "simulation.latencies.pull_s=0.5") == pytest.approx(
+        transfer + 0.5
+    )
+    full = cluster_settings(config("simulation.rollout_gpus=1", "simulation.training_gpus=4"))
+    rebuilt = full.kv_capacity / 2 * full.costs.prefill
+    assert rebuilt > 30
+    assert pull_s() == pytest.approx(full.costs.pull + rebuilt)
+
+
 def test_another_split_comes_before_another_size_of_instances() -> None:
     """Of 100 and 99.5 with one split, the second counts 97.5: 99 of another split comes between them."""
     first, last, between = candidate(1, 1, 100.0), candidate(1, 1, 99.5), candidate(2, 1, 99.0)
@@ -247,9 +277,9 @@ RESULT = SimulationResult(
 )
 
 
-def test_an_outcome_leaves_the_first_steps_out() -> None:
-    """η = 1: from the end of step 1 at 60 s to that of step 3 at 90 s."""
-    seen = outcome_of(RESULT, 1)
+def test_an_outcome_leaves_the_beginning_out_and_counts_whole_rounds() -> None:
+    """η = 0: steps 2 and 3, from the end of step 1 at 60 s to 90 s."""
+    seen = outcome_of(RESULT, 0)
     assert seen.tokens_per_s == pytest.approx(300 / 30)
     assert seen.step_s == pytest.approx(15.0)
     assert (seen.staleness_mean, seen.staleness_max) == (0.5, 3)
@@ -257,8 +287,28 @@ def test_an_outcome_leaves_the_first_steps_out() -> None:
     assert seen.instances_idle == pytest.approx(0.2)
 
 
-def test_a_run_too_short_for_that_counts_as_a_whole() -> None:
+def test_a_part_of_a_round_is_not_counted() -> None:
+    """η = 1: steps 3 and 4 after a beginning of 3, from 70 s to 100 s; half a round is left."""
+    more = (
+        step(4, seconds=100.0, waited=0.0, tokens=100, staleness=1.0),
+        step(5, seconds=101.0, waited=0.0, tokens=9999, staleness=1.0),
+    )
+    seen = outcome_of(dataclasses.replace(RESULT, steps=(*RESULT.steps, *more)), 1)
+    assert seen.tokens_per_s == pytest.approx(300 / 30)
+
+
+def test_a_run_without_a_whole_round_counts_as_a_whole() -> None:
     assert outcome_of(RESULT, 3).tokens_per_s == pytest.approx(320 / 90)
+
+
+@pytest.mark.parametrize(("bound", "steps"), [(0, 2 + 4), (1, 3 + 4), (2, 4 + 6), (3, 5 + 4), (5, 7 + 6)])
+def test_a_candidate_is_simulated_for_its_beginning_and_whole_rounds(bound: int, steps: int) -> None:
+    assert simulated_steps(candidate(1, bound, 100.0)) == steps
+
+
+@pytest.mark.parametrize(("steps", "bound", "whole"), [(4, 0, 4), (3, 1, 4), (4, 2, 6), (4, 3, 4), (5, 3, 8)])
+def test_steps_are_measured_in_whole_rounds_of_the_bound(steps: int, bound: int, whole: int) -> None:
+    assert whole_rounds(steps, bound) == whole
 
 
 def test_a_run_without_a_step_is_refused() -> None:
