@@ -86,7 +86,7 @@ class Core:
             "generation_config": "vllm",
             "load_format": "dummy",
             "dtype": setup.dtype,
-            "max_model_len": setup.sampling.max_model_len,
+            "max_model_len": setup.max_model_len,
             "max_num_seqs": setup.max_running,
             "seed": 0,
             "logprobs_mode": "processed_logprobs",
@@ -100,7 +100,7 @@ class Core:
         if self._cpu:
             capacity, (least, most) = setup.kv_capacity_tokens, CPU_BATCH_TOKENS
             arguments |= {
-                "max_model_len": min(setup.sampling.max_model_len, capacity),
+                "max_model_len": min(setup.max_model_len, capacity),
                 "block_size": CPU_BLOCK_TOKENS,
                 "num_gpu_blocks_override": -(-capacity // CPU_BLOCK_TOKENS) + setup.max_running + 1,
                 "kv_cache_memory_bytes": 1 << 26,  # so that none is measured: the blocks decide
@@ -120,12 +120,11 @@ class Core:
 
     def add(self, item: Add) -> None:
         """Queue a trajectory."""
-        sampling = self._setup.sampling
-        cold = item.greedy or sampling.temperature == 0
+        sampling = item.sampling
         parameters = SamplingParams(
-            temperature=0.0 if cold else sampling.temperature,
-            top_p=1.0 if cold else sampling.top_p,
-            top_k=0 if cold else sampling.top_k,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
             seed=item.seed,
             max_tokens=item.max_tokens,
             stop_token_ids=list(sampling.stop_token_ids),

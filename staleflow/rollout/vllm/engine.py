@@ -27,6 +27,7 @@ import os
 import pickle
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,7 @@ class VllmEngine:
         log: Path | None = None,
     ) -> None:
         self._sampling = sampling
+        self._greedy = replace(sampling, temperature=0.0, top_p=1.0, top_k=0)
         self._seed = seed
         self._version = version
         self._stored = stored_shapes(model)
@@ -102,6 +104,7 @@ class VllmEngine:
         self._finished: list[Trajectory] = []
         self._arrivals = 0
         self._asked = 0  # steps that the host has not answered yet
+        self._idle = 0  # those of them that were asked for before there was anything to decode
         self._preemptions = 0
         self._generated = 0
         self._decode_steps = 0
@@ -111,7 +114,7 @@ class VllmEngine:
         setup = Setup(
             model=str(model),
             dtype=dtype,
-            sampling=sampling,
+            max_model_len=sampling.max_model_len,
             kv_capacity_tokens=kv_capacity_tokens,
             max_running=max_running,
             gpu_memory_utilization=gpu_memory_utilization,
@@ -152,6 +155,8 @@ class VllmEngine:
         if spent:
             self._finished.append(trajectory.finished(FinishReason.LENGTH))
             return
+        if not self._held:
+            self._idle = self._asked
         identity = trajectory.trajectory_id
         self._send(
             Add(
@@ -159,7 +164,7 @@ class VllmEngine:
                 tokens=list(generation.tokens),
                 max_tokens=generation.bound - generation.length,
                 seed=trajectory_key(self._seed, f"{identity}\x00{generation.position}") >> 1,
-                greedy=greedy,
+                sampling=self._greedy if greedy else self._sampling,
             )
         )
         self._held[identity] = self._numbered[generation.order] = generation
@@ -168,11 +173,13 @@ class VllmEngine:
         """The next step of all running trajectories. Returns those that finished, and forgets them."""
         self._check()
         if self._held and not self._finished:
-            while self._asked <= STEPS_AHEAD:
+            answers = self._idle + 1
+            while self._asked < answers + STEPS_AHEAD:
                 self._send(Step())
                 self._asked += 1
             for message in self._messages():
-                if isinstance(message, Stepped) and not message.rebuilding:
+                answers -= isinstance(message, Stepped) and not message.rebuilding
+                if answers == 0:
                     break
         finished, self._finished = self._finished, []
         return finished
@@ -229,6 +236,7 @@ class VllmEngine:
     def _take(self, stepped: Stepped) -> None:
         if not stepped.rebuilding:
             self._asked -= 1
+            self._idle -= self._idle > 0
         # A trajectory that was aborted may have gained in the step under way.
         gains = [gain for gain in stepped.gains if gain.number in self._numbered]
         if gains and not stepped.rebuilding:
@@ -294,12 +302,17 @@ class VllmEngine:
     # ------------------------------------------------------------------ counts, end
 
     def load(self) -> EngineLoad:
-        """Counts for the snapshot. Running: those that decode; one in the middle of its prefill waits."""
+        """Counts for the snapshot. Running: those that decode; one in the middle of its prefill waits.
+
+        Where prefixes are shared, or blocks happen to be full, more tokens may run than the capacity: it is
+        what fits whatever their lengths, and no more than it is said to be in use.
+        """
         running = len(self._running)
+        tokens = sum(self._numbered[number].length for number in self._running)
         return EngineLoad(
             running=running,
             waiting=len(self._held) - running + len(self._finished),
-            kv_tokens=sum(self._numbered[number].length for number in self._running),
+            kv_tokens=min(tokens, self._capacity),
             kv_capacity=self._capacity,
             preemptions=self._preemptions,
             generated_tokens=self._generated,

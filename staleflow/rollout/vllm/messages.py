@@ -27,7 +27,8 @@ class Setup:
     model: str
     """Folder with the model's config.json; its weights are not read."""
     dtype: str
-    sampling: SamplingParams
+    max_model_len: int
+    """Most tokens of prompt and response together."""
     kv_capacity_tokens: int
     """Decides the size of the KV cache on a CPU; on a GPU the memory does."""
     max_running: int
@@ -75,7 +76,8 @@ class Add:
     max_tokens: int
     """New ones at most; at least 1."""
     seed: int
-    greedy: bool
+    sampling: SamplingParams
+    """Its `max_model_len` is not looked at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
