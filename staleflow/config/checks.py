@@ -105,6 +105,8 @@ def _sampling(config: Config) -> Iterator[Problem]:
         yield "rollout.top_p", f"{reason}1.0"
     if config.rollout.top_k > 0:
         yield "rollout.top_k", f"{reason}0"
+    if config.rollout.engine == "vllm" and config.rollout.temperature > 2:
+        yield "rollout.temperature", "vLLM takes at most 2"
 
 
 def _lengths(config: Config) -> Iterator[Problem]:
