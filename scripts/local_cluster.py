@@ -40,6 +40,9 @@ def main() -> None:
     if options.nodes < 1 or options.object_store_mb < 76:
         parser.error("--nodes is at least 1, and Ray's object store at least 76 MB")
 
+    from staleflow.runtime.ray_connect import use_token
+
+    use_token()  # as `ray start` and a run with cluster.address do, which then agree
     from ray.cluster_utils import Cluster
 
     arguments = {"num_cpus": options.cpus, "object_store_memory": options.object_store_mb * 2**20}

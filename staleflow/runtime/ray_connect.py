@@ -30,7 +30,7 @@ def connect(config: Config) -> None:
     address = config.cluster.address
     if address is not None:
         probe(address)
-        _use_token()  # before the import, which reads it
+        use_token()  # before the import, which reads it
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     # Workers inherit the environment of a local cluster; one thread each unless a part asks for more.
@@ -72,11 +72,12 @@ def probe(address: str) -> None:
         ) from error
 
 
-def _use_token() -> None:
+def use_token() -> None:
     """Show Ray's token to an existing cluster, where the person has one and has not said otherwise.
 
-    `ray start` asks for a token by default, and `ray.init` with an address shows it only when told to; a
-    cluster that asks for none takes it as well.
+    `ray start` asks for a token by default, and `ray.init` with an address shows it only when told to. A
+    cluster that was started without one lets such a process in, but does not get through to it: for that one
+    say RAY_AUTH_MODE=disabled.
     """
     given = "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ
     if given or (Path.home() / ".ray" / "auth_token").is_file():

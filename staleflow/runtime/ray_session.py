@@ -107,6 +107,8 @@ class RaySession:
         self._placement = Placement()
         self._actor: Any = None
         self._closed = False
+        self._config = config
+        self._answered = False
         try:
             self._placement = make_placement(config)
             check_nodes(config, self._placement, paths.logs.parent)
@@ -140,6 +142,7 @@ class RaySession:
             rows, status = ray.get(reference)
         except ray.exceptions.RayError:
             return [], None  # `outcome` says why
+        self._answered = True
         return rows, status
 
     def request_stop(self) -> None:
@@ -159,8 +162,19 @@ class RaySession:
                 raise error.cause from None
             raise
         except ray.exceptions.RayError as error:
-            raise RunFailed(f"the process of the run loop died: {type(error).__name__}") from error
+            raise RunFailed(
+                f"the process of the run loop died: {type(error).__name__}{self._hint()}"
+            ) from error
         return reason
+
+    def _hint(self) -> str:
+        """What else may be the matter where it died before it said anything."""
+        if self._answered or self._config.cluster.address is None:
+            return ""
+        return (
+            " before it began; if the cluster was started without a token and you have one "
+            "(~/.ray/auth_token), set RAY_AUTH_MODE=disabled"
+        )
 
     def close(self) -> None:
         """End the run's actors, and the cluster if it is ours."""
