@@ -104,9 +104,8 @@ def vllm_engine(folder: Path, device: str) -> Figures:
 
 
 def deepspeed_trainer(folder: Path, device: str) -> Figures:
-    """Two steps with each ZeRO stage: losses and weights must be the torch trainer's."""
-    import numpy as np
-
+    """Two steps with each ZeRO stage: loss and weights must be what the torch trainer makes on the CPU."""
+    start = _model(folder, "cpu", "float32").state_dict()
     expected_loss, expected = _trained(_config(folder, device, "training.trainer=torch"))
     figures: dict[str, Any] = {"loss": f"{expected_loss:.4f}"}
     for stage in (0, 2, 3):
@@ -114,10 +113,10 @@ def deepspeed_trainer(folder: Path, device: str) -> Figures:
         loss, weights = _trained(
             _config(folder, device, "training.trainer=deepspeed", f"training.deepspeed.zero_stage={stage}")
         )
-        off = max(float(np.abs(weights[name] - expected[name]).max()) for name in expected)
-        if abs(loss - expected_loss) > 1e-3 or off > 1e-3:
-            raise AssertionError(f"ZeRO-{stage}: loss {loss:.5f}, weights off by {off:.1e}")
-        figures[f"ZeRO-{stage}"] = f"off by {off:.0e}, {time.monotonic() - began:.0f} s"
+        off = _distance(weights, expected) / _distance(expected, {n: t.numpy() for n, t in start.items()})
+        if abs(loss - expected_loss) > 1e-3 or off > 0.02:
+            raise AssertionError(f"ZeRO-{stage}: loss {loss:.5f}, update off by {off:.2%}")
+        figures[f"ZeRO-{stage}"] = f"update off by {off:.1%}, {time.monotonic() - began:.0f} s"
     return figures
 
 
@@ -320,6 +319,11 @@ def _agreement(
 def _speed(trajectories: list[Any], seconds: float) -> dict[str, Any]:
     tokens = sum(t.response_len for t in trajectories)
     return {"tokens/s": f"{tokens / seconds:,.0f} at {SEQUENCES}"}
+
+
+def _distance(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
+    """Of two sets of weights. Adam may take any small gradient either way, so single ones say nothing."""
+    return sum(float(((one[name] - other[name]) ** 2).sum()) for name in one) ** 0.5
 
 
 def _trained(config: Any) -> tuple[float, dict[str, Any]]:
