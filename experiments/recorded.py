@@ -203,6 +203,9 @@ class _Reader:
                 self._batch[line["step"]] = at
             case "trained":
                 self.steps.append((line["step"], at - self._batch[line["step"]], line["p"]))
+            case "push" if "s" in line and self.steps and self.steps[-1][0] == line["v"] - 1:
+                step, seconds, _ = self.steps[-1]
+                self.steps[-1] = step, seconds + line["s"], line["s"]  # it ran after the step, not in it
             case "route" | "interrupt" | "abort" | "pull" as kind:
                 self._sent.setdefault(line["i"], {})[line["q"]] = at, kind == "pull"
             case "report":

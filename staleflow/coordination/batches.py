@@ -1,8 +1,8 @@
 """From rewarded trajectories to training batches: completion, filter, occupy, consume, and the run's end.
 
-Invariants: a batch is handed out only when its step's weights are the newest pushed and the buffer says that
-consume is legal; only groups that are complete and passed the filter are occupied; groups are drawn only
-as far as the buffer can place them under the newest version, as firm ones or spares, and no firm one beyond
+Invariants: a batch is handed out only when the trainer is at its step's weights, which may still be on their
+way into the parameter server, and the buffer says that consume is legal; only groups that are complete and
+passed the filter are occupied; groups are drawn only as far as the buffer can place them under the newest version, as firm ones or spares, and no firm one beyond
 the last step.
 
 Redundancy. *Members*: a group may have more members than the `group_size` that are kept. It is complete as
@@ -72,6 +72,7 @@ class Batches:
         abort: Callable[[Member, str], None],
     ) -> None:
         self.newest_version = -1
+        self._trained_version = -1
         self.finished: EndReason | None = None
         self.exhausted = False
         self.stopping = False
@@ -88,8 +89,8 @@ class Batches:
 
     @property
     def trainer_idle(self) -> bool:
-        """Whether the weights that the next step starts from have been pushed."""
-        return self.newest_version == self._buffer.next_buffer
+        """Whether the trainer is at the weights that the next step starts from, and takes a batch."""
+        return self._trained_version == self._buffer.next_buffer
 
     @property
     def steps_left(self) -> int:
@@ -125,6 +126,11 @@ class Batches:
     def pushed(self, version: int) -> None:
         """A weight version is complete in the parameter server."""
         self.newest_version = max(self.newest_version, version)
+        self.trainer_free(version)
+
+    def trainer_free(self, version: int) -> None:
+        """The trainer has a weight version and takes the next batch; its push may go on meanwhile."""
+        self._trained_version = max(self._trained_version, version)
         self._may_swap = True
 
     def advance(self) -> None:

@@ -4,7 +4,7 @@ Invariants
 ----------
 - A Route leaves only with its admission applied to the buffer in the same call; a Route whose admission
   the buffer refuses is dropped and the trajectory stays pending.
-- Training step c is handed out when weights c are the newest pushed and consume is legal, never otherwise,
+- Training step c is handed out when the trainer has weights c and consume is legal, never otherwise,
   so V + η >= c holds for all that is trained.
 - Every transition of the protocol appends one ledger record; sequence numbers have no gap.
 
@@ -38,6 +38,7 @@ from staleflow.coordination.events import (
     SourceExhausted,
     StopRequested,
     TrainedStep,
+    TrainerFree,
     WaitingExternal,
 )
 from staleflow.coordination.fleet import Fleet
@@ -53,7 +54,7 @@ from staleflow.errors import ProtocolError
 from staleflow.protocol.buffer import StalenessBuffer
 from staleflow.protocol.records import EndReason, Lower, Record, Reserve
 
-_URGENT = (GroupsDrawn, InstanceJoined, InstanceLost, Pushed, StopRequested)
+_URGENT = (GroupsDrawn, InstanceJoined, InstanceLost, Pushed, StopRequested, TrainerFree)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +151,8 @@ class Control:
                 self._on_ended(trajectory_id)
             case TrainedStep(record=record):
                 self._outbox.record(record)
+            case TrainerFree(version=version):
+                self.batches.trainer_free(version)
             case Pushed(version=version):
                 self.batches.pushed(version)
             case StopRequested():
@@ -265,6 +268,7 @@ class Control:
         instance = member.instance
         if instance is None or instance not in self.fleet:
             return
+        held = self._held(member, instance)
         self._running.forget(member.trajectory_id)
         self.fleet.remove(instance, member.trajectory_id)
         if member.leaving:
@@ -274,11 +278,22 @@ class Control:
             incarnation=self.fleet.snapshot(instance).incarnation,
             seq=self.fleet.next_seq(instance),
             trajectory_id=member.trajectory_id,
-            length=member.length,
+            length=held,
             reason=reason,
         )
         self.fleet.order(command)
         self._outbox.put(Send(command))
+
+    def _held(self, member: Member, instance: str) -> int:
+        """Tokens of a trajectory in the instance's KV cache: 0 for one that only waits inside it, as those do
+        that came last of what the instance has told of.
+        """
+        waiting, told = self.fleet.snapshot(instance).waiting, self.fleet.snapshot(instance).acked_seq
+        if not waiting or member.route_seq > told:
+            return member.length
+        there = map(self.population.member, self.fleet.resident(instance))
+        known = [m.trajectory_id for m in there if m.route_seq <= told]
+        return 0 if member.trajectory_id in known[-waiting:] else member.length
 
     # ------------------------------------------------------------------ instances
 
@@ -390,7 +405,7 @@ class Control:
                 incarnation=self.fleet.snapshot(instance).incarnation,
                 seq=self.fleet.next_seq(instance),
                 trajectory_id=member.trajectory_id,
-                length=member.length,
+                length=self._held(member, instance),
                 reason=reason,
             )
         )

@@ -112,6 +112,16 @@ class TrainedStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerFree:
+    """The trainer has the weights of `version` and takes the next batch, though their push is not over.
+
+    Nobody has to say so: Pushed implies it.
+    """
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pushed:
     """A weight version is complete in the parameter server."""
 
@@ -134,6 +144,7 @@ Event = (
     | Ended
     | Rewarded
     | TrainedStep
+    | TrainerFree
     | Pushed
     | StopRequested
 )

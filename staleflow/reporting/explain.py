@@ -121,7 +121,7 @@ def _explain_batch(story: Story, step: StepLife, batch: Consume) -> str:
     members = sum(len(group.ids) for group in batch.groups)
     lines = [
         f"step {step.step}{attempt}: {_many(len(groups), 'group')}, {_many(members, 'trajectory')}",
-        _line(idle, f"weights {step.step} are pushed: the trainer is idle; "
+        _line(idle, f"the trainer has weights {step.step} and is idle; "
                     f"{len(groups) - len(late)} of {len(groups)} groups are complete"),
     ]  # fmt: skip
     if len(late) > SHOWN:

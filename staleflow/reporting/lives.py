@@ -102,7 +102,7 @@ class StepLife:
     attempt: int
     step: int
     idle_since: float | None = None
-    """When the weights it starts from were pushed."""
+    """When the trainer had the weights that it starts from."""
     batch_at: float | None = None
     trained_at: float | None = None
     update_s: float = 0.0

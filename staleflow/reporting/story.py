@@ -83,7 +83,10 @@ class Story(Followed):
         return self.steps.setdefault((self.attempt, step), StepLife(attempt=self.attempt, step=step))
 
     def _on_push(self, t: float, line: Line) -> None:
-        self._step(line["v"]).idle_since = t
+        step = self._step(line["v"])
+        step.idle_since = t if step.idle_since is None else step.idle_since  # else free before its push
+        if "s" in line and (self.attempt, line["v"] - 1) in self.steps:
+            self._step(line["v"] - 1).push_s = line["s"]
 
     def _on_batch(self, t: float, line: Line) -> None:
         step = self._step(line["step"])
@@ -93,6 +96,7 @@ class Story(Followed):
     def _on_trained(self, t: float, line: Line) -> None:
         step = self._step(line["step"])
         step.trained_at, step.update_s, step.push_s = t, line["u"], line["p"]
+        self._step(line["step"] + 1).idle_since = t
 
     def _on_finish(self, t: float, line: Line) -> None:
         self.finished = line.get("why", "ended")

@@ -25,7 +25,7 @@ from staleflow.storage.journal import Line, read_journal
 
 COORDINATOR, TRAINER, FIRST_INSTANCE = 1, 2, 3
 """Process numbers."""
-STEPS, CHECKPOINTS, EVALUATIONS = 1, 2, 3
+STEPS, CHECKPOINTS, EVALUATIONS, PUSHES = 1, 2, 3, 4
 """Tracks of the trainer."""
 COMMANDS, PULLS = 1, 2
 """Tracks of an instance; its trajectories have tracks of their own."""
@@ -88,7 +88,9 @@ class _Trace:
         self._file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
         self._process(COORDINATOR, "coordinator", {})
         self._process(
-            TRAINER, "trainer", {STEPS: "steps", CHECKPOINTS: "checkpoints", EVALUATIONS: "evaluations"}
+            TRAINER,
+            "trainer",
+            {STEPS: "steps", CHECKPOINTS: "checkpoints", EVALUATIONS: "evaluations", PUSHES: "pushes"},
         )
         for line in lines:
             if line["k"] != "begin":
@@ -229,7 +231,12 @@ class _Trace:
     def _on_trained(self, t: float, line: Line) -> None:
         step, pushing = {"step": line["step"]}, t - line["p"]
         self._slice(TRAINER, STEPS, f"update {line['step']}", pushing - line["u"], pushing, step)
-        self._slice(TRAINER, STEPS, f"push {line['step'] + 1}", pushing, t, {"version": line["step"] + 1})
+        if line["p"]:
+            self._slice(TRAINER, STEPS, f"push {line['step'] + 1}", pushing, t, {"version": line["step"] + 1})
+
+    def _on_push(self, t: float, line: Line) -> None:
+        if "s" in line:  # behind the steps
+            self._slice(TRAINER, PUSHES, f"push {line['v']}", t - line["s"], t, {"version": line["v"]})
 
     def _on_save(self, t: float, line: Line) -> None:
         self._slice(TRAINER, CHECKPOINTS, f"checkpoint {line['v']}", t - line["s"], t, {"version": line["v"]})

@@ -21,7 +21,7 @@ from typing import Any
 from staleflow.config.schema import Config
 from staleflow.coordination.commands import Command, Pull
 from staleflow.coordination.events import InstanceJoined
-from staleflow.data.trajectory import TrainBatch, Trajectory
+from staleflow.data.trajectory import Trajectory
 from staleflow.errors import EngineError, TransportError
 from staleflow.rollout.instance import InstanceUpdate, RolloutInstance
 from staleflow.runtime.assembly import (
@@ -30,21 +30,16 @@ from staleflow.runtime.assembly import (
     build_held_out,
     build_pool,
     build_tokenizer,
-    build_trainer,
     held_out_prompts,
     scoring_request,
 )
 from staleflow.runtime.backend import (
-    CheckpointSaved,
     Evaluated,
     Scored,
-    StepTrained,
-    TrainerUp,
 )
-from staleflow.runtime.start import StartPoint
 from staleflow.servers.directory import WeightDirectory
 from staleflow.servers.parameter_server import ParameterServer
-from staleflow.servers.transport import Handle, Lease, wait_for_weights
+from staleflow.servers.transport import Handle, wait_for_weights
 
 EVALUATION_NICENESS = 5
 """Where cores are short, evaluation gets about a third of the share of a part that training waits for."""
@@ -125,7 +120,7 @@ class RolloutActor:
             config,
             build_tokenizer(config),
             spend=time.sleep,
-            weights=self._weights,
+            weights=self._weights.here(),
             log=self._engine_log,
         )
         subscriber = self._weights.subscriber()
@@ -248,51 +243,6 @@ class RewardActor:
         self._pool.close()
 
 
-class TrainerActor:
-    """The trainer and its push."""
-
-    def __init__(self, config: Config, weights: Handle, checkpoints: Path, logs: Path) -> None:
-        log_to(logs, "trainer")
-        self._config = config
-        self._checkpoints = checkpoints
-        self._publisher = weights.publisher()
-        self._held: dict[int, Lease] = {}
-
-    def start(self, start: StartPoint, hold: bool) -> TrainerUp:
-        """Build the trainer and push its weights."""
-        self._trainer = build_trainer(self._config, start)
-        return TrainerUp(version=self._trainer.version, push_s=self._push(hold))
-
-    def train(self, batch: TrainBatch, hold: bool) -> StepTrained:
-        """One step and its push."""
-        began = time.monotonic()
-        result = self._trainer.train(batch)
-        update_s = time.monotonic() - began
-        return StepTrained(result=result, update_s=update_s, push_s=self._push(hold))
-
-    def save(self, version: int) -> CheckpointSaved:
-        """Write a checkpoint, whole or not at all."""
-        from staleflow.training.checkpoints import write_checkpoint
-
-        began = time.monotonic()
-        write_checkpoint(self._checkpoints, version, self._trainer.save, self._config.checkpoint.keep)
-        return CheckpointSaved(version=version, seconds=time.monotonic() - began)
-
-    def release(self, version: int) -> None:
-        """Let a held version go."""
-        lease = self._held.pop(version, None)
-        if lease is not None:
-            lease.release()
-
-    def _push(self, hold: bool) -> float:
-        began = time.monotonic()
-        version = self._trainer.version
-        self._publisher.push(version, self._trainer.weights())
-        if hold:
-            self._held[version] = self._publisher.hold(version)
-        return time.monotonic() - began
-
-
 class EvaluatorActor:
     """Evaluation with engines of its own."""
 
@@ -310,7 +260,7 @@ class EvaluatorActor:
         tokenizer = build_tokenizer(config)
         prompts = held_out_prompts(config, build_held_out(config, tokenizer))  # checked by the command
         self._evaluator = build_evaluator(
-            config, tokenizer, prompts, build_pool(config), weights=self._weights, log=self._engine_log
+            config, tokenizer, prompts, build_pool(config), weights=self._weights.here(), log=self._engine_log
         )
 
     def evaluate(self, version: int) -> Evaluated:

@@ -42,11 +42,25 @@ class Scored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTrained:
-    """The trainer finished an update and the push of its weights."""
+    """The trainer finished a step and takes the next batch. WeightsPushed follows.
+
+    Where the step's end waited for its push (a simulation) `push_s` says how long that took.
+    """
 
     result: TrainResult
     update_s: float
-    push_s: float
+    """Without what it waited for the push before it."""
+    waited_s: float = 0.0
+    """For the push of the weights that the step started from, before it could change them."""
+    push_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsPushed:
+    """A step's weights are in the parameter server. `seconds`: what their push took."""
+
+    version: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +104,7 @@ Message = (
     | InstanceUpdated
     | Scored
     | StepTrained
+    | WeightsPushed
     | TrainerUp
     | CheckpointSaved
     | Evaluated
@@ -113,7 +128,11 @@ class Backend(Protocol):
         ...
 
     def train(self, batch: TrainBatch, *, hold: bool) -> None:
-        """Train and push; StepTrained follows. `hold` keeps the new version for `evaluate`."""
+        """Train, then push; StepTrained and WeightsPushed follow.
+
+        `hold` keeps the new version for `evaluate`. The next batch may be handed over before the push is
+        over: its passes run meanwhile, and its update waits.
+        """
         ...
 
     def save(self, version: int) -> None:

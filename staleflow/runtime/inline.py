@@ -1,8 +1,9 @@
 """The inline back end: every part in this process, in a fixed order, on a virtual clock.
 
 For tests and debugging. A run is a function of its config: the same config gives the same ledger. Training
-overlaps rollout as it does on a cluster: the weights of a step appear only `train_polls` polls after its
-batch was handed over, and rollout goes on meanwhile. What hangs, hangs the process: time limits need `ray`.
+overlaps rollout as it does on a cluster: a step is done only `train_polls` polls after its batch was handed
+over, its weights appear `push_polls` polls later, and rollout and the next step go on meanwhile. What hangs,
+hangs the process: time limits need `ray`.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from staleflow.runtime.backend import (
     Scored,
     StepTrained,
     TrainerUp,
+    WeightsPushed,
 )
 from staleflow.runtime.clock import Clock
 from staleflow.runtime.evaluation import Evaluator, Scorer
@@ -44,7 +46,9 @@ class InlinePace:
     decode_steps: int = 4
     """Decode steps of each instance in a poll."""
     train_polls: int = 8
-    """Polls from a batch to its pushed weights."""
+    """Polls from a batch to the end of its step."""
+    push_polls: int = 1
+    """Polls from a step's end to its pushed weights, for which the next update waits; 0: the same poll."""
     poll_s: float = 0.05
     """Virtual seconds that a poll takes."""
 
@@ -92,6 +96,8 @@ class InlineBackend:
         self._training: tuple[TrainBatch, bool] | None = None
         self._training_since = 0.0
         self._polls_left = 0
+        self._pushing: tuple[int, bool] | None = None
+        self._push_polls_left = 0
 
     def start(self) -> None:
         """Push the trainer's weights and start every instance."""
@@ -142,6 +148,7 @@ class InlineBackend:
         rewards = self._scorer.poll(timeout_s)
         if rewards:
             self._messages.append(Scored(rewards=tuple(rewards)))
+        self._push_on()
         self._train_on()
         messages, self._messages = self._messages, []
         return messages
@@ -216,9 +223,25 @@ class InlineBackend:
             return
         batch, hold = self._training
         self._training = None
-        result = self._trainer.train(batch)
-        self._publisher.push(result.version, self._trainer.weights())
-        if hold:
-            self._held[result.version] = self._publisher.hold(result.version)
+        result = self._trainer.train(batch, self._push)
+        self._push()  # where nothing was updated, nothing waited for it
+        self._pushing, self._push_polls_left = (result.version, hold), self._pace.push_polls
         update_s = self._clock.now() - self._training_since
-        self._messages.append(StepTrained(result=result, update_s=update_s, push_s=0.0))
+        self._messages.append(StepTrained(result=result, update_s=update_s))
+        if self._pace.push_polls == 0:
+            self._push()
+
+    def _push_on(self) -> None:
+        self._push_polls_left -= 1
+        if self._push_polls_left <= 0:
+            self._push()
+
+    def _push(self) -> None:
+        """Push the weights of the last step, if they are not yet."""
+        if self._pushing is None:
+            return
+        (version, hold), self._pushing = self._pushing, None
+        self._publisher.push(version, self._trainer.weights())
+        if hold:
+            self._held[version] = self._publisher.hold(version)
+        self._messages.append(WeightsPushed(version=version, seconds=0.0))

@@ -7,7 +7,8 @@ Flow and backpressure::
                            TrajectoryServer         ledger (flushed before a batch is handed out)
 
     rollout runs ahead of training only as far as Control draws and routes; the trainer has one batch
-    at a time; a checkpoint is written after a step's push, before the next batch is trained.
+    at a time; a checkpoint is written after a step, before the next batch is trained. A push runs behind the
+    passes of the next step, whose update waits for it.
 
 Invariants: a payload delta is absorbed before the event that speaks of it; a record is in the ledger file
 before the effect that follows from it; the loop itself decides nothing about trajectories.
@@ -49,6 +50,7 @@ from staleflow.coordination.events import (
     SourceExhausted,
     StopRequested,
     TrainedStep,
+    TrainerFree,
     WaitingExternal,
 )
 from staleflow.coordination.reports import InstanceReport
@@ -67,6 +69,7 @@ from staleflow.runtime.backend import (
     Scored,
     StepTrained,
     TrainerUp,
+    WeightsPushed,
 )
 from staleflow.runtime.clock import Clock
 from staleflow.runtime.evaluation_turns import EvaluationTurns
@@ -140,6 +143,9 @@ class RunLoop:
         )
         self._saving: set[int] = set()
         self._version = -1
+        """The newest one in the parameter server."""
+        self._trained = -1
+        """The trainer's: at most one ahead of it."""
         self._saved = -1
         self._idle_since = clock.now()
         self._cycled_at = -math.inf
@@ -213,10 +219,12 @@ class RunLoop:
 
     def _wind_down(self) -> None:
         """After Finish: last evaluation, last checkpoint, then nothing is under way."""
-        if self._version >= 0:
-            if self._saved < self._version:
+        if self._trained >= 0:
+            if self._saved < self._trained:
                 self._observer.phase("saving")
-                self._save(self._version)
+                self._save(self._trained)
+            while self._version < self._trained:  # the last push, which evaluation needs, and which may fail
+                self._wait()
             stopped = self._control.finished == "interrupted"
             if (
                 self._settings.evaluate_every
@@ -227,10 +235,14 @@ class RunLoop:
         while self._saving or (self._evaluations.are_left and not self._stop.is_set()):
             if not self._saving:
                 self._observer.phase("evaluating")
-            for message in self._backend.poll(self._settings.interval_s):
-                self._receive(message)
-            self._observer.tick(self._control, self._server.balance)
+            self._wait()
         self._observer.finish(self._control, self._server.balance)
+
+    def _wait(self) -> None:
+        """A turn in which nothing is decided any more."""
+        for message in self._backend.poll(self._settings.interval_s):
+            self._receive(message)
+        self._observer.tick(self._control, self._server.balance)
 
     # ------------------------------------------------------------------ messages
 
@@ -254,8 +266,15 @@ class RunLoop:
                         self._rewarded(trajectory_id, reward.raw, reward.usable)
             case StepTrained():
                 self._on_trained(message)
-            case TrainerUp(version=version):
-                self._on_pushed(version)
+            case WeightsPushed():
+                self._observer.pushed(message.version, message.seconds)
+                if self._evaluations.is_due(message.version):
+                    self._evaluate(message.version)
+                self._on_pushed(message.version, message.seconds)
+            case TrainerUp(version=version, push_s=push_s):
+                self._observer.pushed(version, push_s)
+                self._trained, self._idle_since = version, self._clock.now()
+                self._on_pushed(version, push_s)
                 if self._settings.evaluate_every and version < self._settings.steps:
                     self._evaluate(version)
             case InstanceJoined():
@@ -297,14 +316,12 @@ class RunLoop:
         every = self._settings.checkpoint_every
         if every and result.version % every == 0:
             self._save(result.version)
-        if self._evaluations.is_due(result.version):
-            self._evaluate(result.version)
-        self._on_pushed(result.version)
+        self._trained, self._idle_since = result.version, self._clock.now()
+        self._tell(TrainerFree(version=result.version))
 
-    def _on_pushed(self, version: int) -> None:
+    def _on_pushed(self, version: int, seconds: float) -> None:
         self._version = version
-        self._idle_since = self._clock.now()
-        self._journal.pushed(version)
+        self._journal.pushed(version, seconds)
         self._tell(Pushed(version=version))
 
     def _on_instance_down(self, message: InstanceDown) -> None:

@@ -76,6 +76,8 @@ class Observer:
         self._samples = 0
         self._sample_s = self._intervals.sample_s
         self._trainer_busy = False
+        self._pushes: dict[int, float] = {}
+        """Seconds by version, until the row of the step that began with it."""
         self._waited_s = 0.0
         self._use = TimeUse(self._intervals.look_s)
         self._running_since = clock.now()
@@ -196,11 +198,17 @@ class Observer:
         self._waited_s += waited_s
         self._metrics.batch(step, groups, waited_s)
 
+    def pushed(self, version: int, seconds: float) -> None:
+        """Weights are in the parameter server; it took so long."""
+        self._pushes[version] = seconds
+
     def trained(self, message: StepTrained, control: Control, balance: Balance) -> None:
         """A step is done: its row."""
         self._trainer_busy = False
         self._use.training(self._clock.now(), False)
-        timing = {"update": message.update_s, "push": message.push_s}
+        waited_s = message.waited_s + message.push_s
+        behind_s = max(0.0, self._pushes.pop(message.result.version_start, 0.0) - message.waited_s)
+        timing = {"update": message.update_s, "push": waited_s, "push_behind": behind_s}
         values = self._metrics.row(message.result, control, balance.as_dict(), self._clock.now(), timing)
         values |= self._use.take(self._clock.now())
         values["run/seconds"] = self._seconds()

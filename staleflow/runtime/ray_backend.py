@@ -28,15 +28,22 @@ from staleflow.runtime.actors import (
     ParameterServerActor,
     RewardActor,
     RolloutActor,
-    TrainerActor,
     WeightDirectoryActor,
 )
 from staleflow.runtime.assembly import instance_names
-from staleflow.runtime.backend import InstanceDown, InstanceUpdated, Message, PartFailed, Scored
+from staleflow.runtime.backend import (
+    InstanceDown,
+    InstanceUpdated,
+    Message,
+    PartFailed,
+    Scored,
+    StepTrained,
+)
 from staleflow.runtime.clock import Clock
 from staleflow.runtime.placement import Placement
 from staleflow.runtime.ray_calls import Calls, OnError
 from staleflow.runtime.start import StartPoint
+from staleflow.runtime.trainer_actor import TrainerActor
 from staleflow.servers.directory import DIRECTORY_GROUPS
 from staleflow.servers.transport import Handle
 
@@ -120,8 +127,14 @@ class RayBackend:
         self._calls.expect(call, "the rewards", lambda _: [])
 
     def train(self, batch: TrainBatch, *, hold: bool) -> None:
-        """Hand a batch to the trainer."""
-        self._calls.expect(self._trainer.train.remote(batch, hold), "the trainer", lambda message: [message])
+        """Hand a batch to the trainer; the push is asked for when the step is done."""
+
+        def trained(message: StepTrained) -> list[Message]:
+            pushed = self._trainer.pushed.options(concurrency_group="pushed").remote(message.result.version)
+            self._calls.expect(pushed, "the push of the weights", lambda pushed: [pushed])
+            return [message]
+
+        self._calls.expect(self._trainer.train.remote(batch, hold), "the trainer", trained)
 
     def save(self, version: int) -> None:
         """Have the trainer save, after the step it is at."""
@@ -168,8 +181,8 @@ class RayBackend:
         config, self._weights = self._config, weights
         self._await_life()
         places = self._placement
-        trainer = _actor(TrainerActor, places.options("training"))
-        self._trainer = trainer.remote(config, weights, self._checkpoints, self._logs)
+        trainer = _actor(TrainerActor, places.options("training"), pushed=1)
+        self._trainer = trainer.remote(config, weights, self._checkpoints, self._logs, places)
         hold = bool(config.evaluation.every)
         start = self._trainer.start.remote(self._start_point, hold)
         self._calls.expect(start, "the trainer", self._on_trainer_up)

@@ -38,8 +38,8 @@ resample  id why, to id of the trajectory that takes its place in the group and 
 cut       id why: complete as it is, though it would have gone on
 ledger    q number of the record
 batch     step, s waited for by the trainer
-trained   step, u seconds of the update, p seconds of the push
-push      v
+trained   step, u seconds of the update, p seconds that its end waited for a push
+push      v, s seconds of the push (none: see `trained`)
 eval      v s
 save      v s
 finish    why
@@ -257,12 +257,13 @@ class JournalWriter:
         self._line(f'"k":"batch","step":{step},"s":{waited_s:.6f}')
 
     def trained(self, step: int, update_s: float, push_s: float) -> None:
-        """A step is trained and its weights are pushed."""
+        """A step is trained. `push_s`: of the push that its end waited for."""
         self._line(f'"k":"trained","step":{step},"u":{update_s:.6f},"p":{push_s:.6f}')
 
-    def pushed(self, version: int) -> None:
-        """Weights are in the parameter server."""
-        self._line(f'"k":"push","v":{version}')
+    def pushed(self, version: int, seconds: float | None = None) -> None:
+        """Weights are in the parameter server. `seconds`: of a push that ran behind the trainer's work."""
+        took = "" if seconds is None else f',"s":{seconds:.6f}'
+        self._line(f'"k":"push","v":{version}{took}')
 
     def evaluated(self, version: int, seconds: float) -> None:
         """An evaluation is done."""

@@ -15,7 +15,8 @@ def without_dropout(model: PreTrainedModel, *, gradient_checkpointing: bool = Fa
     in that mode, and every rate of dropout is 0.
     """
     if not gradient_checkpointing:
-        return model.train(False)
+        model.train(False)
+        return model
     for module in model.modules():
         for name, value in vars(module).items():
             if isinstance(value, float) and (
@@ -23,4 +24,5 @@ def without_dropout(model: PreTrainedModel, *, gradient_checkpointing: bool = Fa
             ):
                 setattr(module, name, 0.0)
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return model.train(True)
+    model.train(True)
+    return model

@@ -38,12 +38,24 @@ def worlds():
         if not current or current[0].ranks != ranks:
             while current:
                 current.pop().close()
+            forget_numbers()
             current.append(World(ranks=ranks, launch=ProcessPeer, start_timeout_s=90.0, timeout_s=60.0))
         return current[0]
 
     yield world
     while current:
         current.pop().close()
+
+
+def forget_numbers():
+    """Ranks of ZeRO-3 compare the numbers of parameters and modules, which DeepSpeed counts on and on in a
+    process. A run has one world; here this process is rank 0 of several, and its peers are new each time.
+    """
+    from deepspeed.runtime.zero.parameter_offload import DeepSpeedZeRoOffload
+    from deepspeed.runtime.zero.partition_parameters import Init
+
+    Init.param_id = 0
+    DeepSpeedZeRoOffload._register_deepspeed_module.__defaults__[0][0] = 0
 
 
 @pytest.fixture(scope="module")

@@ -166,7 +166,7 @@ class _Reader:
     def __init__(self, folder: Path, index: Mapping[str, str], open_files: ExitStack) -> None:
         self._index = index
         self._files = {
-            name: open_files.enter_context(safe_open(folder / name, framework="pt"))  # type: ignore[no-untyped-call]
+            name: open_files.enter_context(safe_open(folder / name, framework="pt"))
             for name in sorted(set(index.values()))
         }
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,14 +52,14 @@ def choose_backend(name: str) -> str:
     return "nccl" if torch.cuda.is_available() else "gloo"
 
 
-def open_meeting(host: str, ranks: int, timeout_s: float) -> dist.TCPStore:
+def open_meeting(host: str, ranks: int, timeout_s: float) -> TCPStore:
     """Rank 0's side: a port is chosen and kept open, so that nobody else can take it."""
-    return dist.TCPStore(
+    return TCPStore(
         host, 0, ranks, is_master=True, timeout=timedelta(seconds=timeout_s), wait_for_workers=False
     )
 
 
-def join(rank: int, meeting: Meeting, store: dist.TCPStore | None = None) -> Groups:
+def join(rank: int, meeting: Meeting, store: TCPStore | None = None) -> Groups:
     """Meet the other ranks. `store` is what `open_meeting` gave rank 0; None for the others."""
     local = rank % max(1, torch.cuda.device_count())
     os.environ["LOCAL_RANK"] = str(local)
@@ -67,7 +68,7 @@ def join(rank: int, meeting: Meeting, store: dist.TCPStore | None = None) -> Gro
         os.environ["DS_ACCELERATOR"] = "cpu"
     os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "warning")
     if store is None:
-        store = dist.TCPStore(
+        store = TCPStore(
             meeting.host,
             meeting.port,
             meeting.ranks,

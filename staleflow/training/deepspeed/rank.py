@@ -46,6 +46,7 @@ from staleflow.training.trainer import TrainedTrajectory
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from torch._C._distributed_c10d import TCPStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +74,7 @@ class Rank:
 
     # ------------------------------------------------------------------ coming and going
 
-    def join(self, meeting: Meeting, store: dist.TCPStore | None = None) -> None:
+    def join(self, meeting: Meeting, store: TCPStore | None = None) -> None:
         """Meet the other ranks."""
         self.size = meeting.ranks
         self.groups = join(self.rank, meeting, store)
@@ -91,7 +92,7 @@ class Rank:
         model = without_dropout(model, gradient_checkpointing=settings.gradient_checkpointing)
         if settings.make_reference is not None:
             self._reference = settings.make_reference().train(False).requires_grad_(False)
-        options = {
+        options: dict[str, Any] = {
             "lr": settings.learning_rate,
             "betas": settings.betas,
             "weight_decay": settings.weight_decay,
@@ -233,7 +234,7 @@ class Rank:
         """Weights one after the other: with ZeRO-3 put together on rank 0, and empty on the others."""
         tensors = self.tensors()
         for name in names:
-            tensor = tensors[name]
+            tensor: Any = tensors[name]
             if not hasattr(tensor, "ds_tensor"):
                 yield name, tensor
                 continue

@@ -1,0 +1,112 @@
+"""The trainer as a process, and its push behind the next step.
+
+Invariants:
+
+- one version is pushed at a time, in order; a step's weights do not change before the push of those that it
+  started from is over;
+- a push that failed fails `pushed`, and the next step;
+- the further ranks of a trainer with several are children of this actor: they end with it.
+
+::
+
+    train(batch s) ──passes──> [wait for push of s] ──update──> StepTrained ──> train(batch s + 1) ...
+                                                          └──thread: push of s + 1──> pushed(s + 1)
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from staleflow.config.schema import Config
+from staleflow.data.trajectory import TrainBatch
+from staleflow.runtime.actors import log_to
+from staleflow.runtime.assembly import build_trainer
+from staleflow.runtime.backend import CheckpointSaved, StepTrained, TrainerUp, WeightsPushed
+from staleflow.runtime.placement import Placement
+from staleflow.runtime.start import StartPoint
+from staleflow.servers.transport import Handle, Lease
+
+
+class TrainerActor:
+    """See the module. `pushed` and `release` are called on threads of their own."""
+
+    def __init__(
+        self,
+        config: Config,
+        weights: Handle,
+        checkpoints: Path,
+        logs: Path,
+        placement: Placement | None = None,
+    ) -> None:
+        """`placement`: where further ranks go; None: they are child processes."""
+        log_to(logs, "trainer")
+        self._config = config
+        self._checkpoints = checkpoints
+        self._logs = logs
+        self._placement = placement
+        self._publisher = weights.publisher()
+        self._held: dict[int, Lease] = {}
+        self._thread = ThreadPoolExecutor(1, "push")
+        self._pushes: dict[int, Future[WeightsPushed]] = {}
+
+    def start(self, start: StartPoint, hold: bool) -> TrainerUp:
+        """Build the trainer and push its weights."""
+        options: dict[str, Any] = {}
+        if self._placement is not None and self._config.training.trainer == "deepspeed":
+            from staleflow.runtime.ray_ranks import own_host, ray_launch
+
+            options = {"launch": ray_launch(self._placement, self._logs), "host": own_host()}
+        self._trainer = build_trainer(self._config, start, **options)
+        pushed = self._push(self._trainer.version, hold)
+        return TrainerUp(version=pushed.version, push_s=pushed.seconds)
+
+    def train(self, batch: TrainBatch, hold: bool) -> StepTrained:
+        """One step. Its push goes on when this returns: ask `pushed`."""
+        began, waited_s = time.monotonic(), 0.0
+
+        def wait() -> None:
+            nonlocal waited_s
+            waiting = time.monotonic()
+            for push in list(self._pushes.values()):
+                push.result()
+            waited_s += time.monotonic() - waiting
+
+        result = self._trainer.train(batch, wait)
+        update_s = time.monotonic() - began - waited_s
+        wait()  # where nothing was updated, nothing waited
+        # The one before stays, for whoever asks late.
+        self._pushes = {v: p for v, p in self._pushes.items() if v == result.version_start}
+        self._pushes[result.version] = self._thread.submit(self._push, result.version, hold)
+        return StepTrained(result=result, update_s=update_s, waited_s=waited_s)
+
+    def pushed(self, version: int) -> WeightsPushed:
+        """Wait until the weights that the last step made are pushed."""
+        return self._pushes[version].result()
+
+    def save(self, version: int) -> CheckpointSaved:
+        """Write a checkpoint, whole or not at all."""
+        from staleflow.training.checkpoints import write_checkpoint
+
+        began = time.monotonic()
+        write_checkpoint(self._checkpoints, version, self._trainer.save, self._config.checkpoint.keep)
+        return CheckpointSaved(version=version, seconds=time.monotonic() - began)
+
+    def release(self, version: int) -> None:
+        """Let a held version go."""
+        lease = self._held.pop(version, None)
+        if lease is not None:
+            lease.release()
+
+    def close(self) -> None:
+        """End the trainer's ranks."""
+        self._trainer.close()
+
+    def _push(self, version: int, hold: bool) -> WeightsPushed:
+        began = time.monotonic()
+        self._publisher.push(version, self._trainer.weights())
+        if hold:
+            self._held[version] = self._publisher.hold(version)
+        return WeightsPushed(version=version, seconds=time.monotonic() - began)
