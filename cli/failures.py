@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+import select
 import sys
 import tempfile
 import traceback
@@ -10,13 +12,21 @@ from collections.abc import Callable
 
 import typer
 
-from staleflow.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USER_ERROR, RunFailed, UserError
+from staleflow.errors import (
+    EXIT_CLOSED_PIPE,
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_USER_ERROR,
+    RunFailed,
+    UserError,
+)
 
 
 def says_what_went_wrong(command: Callable[..., int | None]) -> Callable[..., None]:
     """Turn a command's errors and its returned exit code into the process's exit code.
 
-    With `debug` among the command's arguments set, the traceback is shown as well.
+    With `debug` among the command's arguments set, the traceback is shown as well. Where nobody reads the
+    output any more, nothing is said.
     """
 
     @functools.wraps(command)
@@ -24,6 +34,7 @@ def says_what_went_wrong(command: Callable[..., int | None]) -> Callable[..., No
         debug = bool(kwargs.get("debug"))
         try:
             code = command(*args, **kwargs) or 0
+            sys.stdout.flush()  # here, and not at the interpreter's end, where it could only complain
         except UserError as error:
             code = _fail(str(error), EXIT_USER_ERROR, debug)
         except RunFailed as error:
@@ -31,10 +42,27 @@ def says_what_went_wrong(command: Callable[..., int | None]) -> Callable[..., No
         except KeyboardInterrupt:
             code = _fail("stopped", EXIT_INTERRUPTED, debug)
         except Exception as error:
-            code = _fail(f"{_one_line(error)}{'' if debug else _traceback_place()}", EXIT_FAILED, debug)
+            if isinstance(error, BrokenPipeError) and _nobody_reads():
+                code = EXIT_CLOSED_PIPE
+            else:
+                code = _fail(f"{_one_line(error)}{'' if debug else _traceback_place()}", EXIT_FAILED, debug)
         raise typer.Exit(code)
 
     return wrapped
+
+
+def _nobody_reads() -> bool:
+    """Whether it is the output whose pipe is closed. What is left of it then goes nowhere, silently."""
+    try:
+        output = sys.stdout.fileno()
+    except OSError:  # it is no file
+        return False
+    poll = select.poll()
+    poll.register(output, 0)
+    if not poll.poll(0):  # asked for nothing, it tells of errors and of a closed other end
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+    return True
 
 
 def _fail(message: str, code: int, debug: bool) -> int:

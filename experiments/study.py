@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from staleflow.errors import ConfigError
+from staleflow.errors import ConfigError, UserError
 from staleflow.registry import load_named
 
 
@@ -69,6 +69,15 @@ class Options:
     """Tell a waiting person what is being done."""
     folder: Path | None = None
     """Where its page will be; a study that takes long keeps there what it has finished."""
+
+    def __post_init__(self) -> None:
+        """Raises UserError for a folder that there cannot be, before anything is measured."""
+        if self.folder is not None:
+            there = next((p for p in (self.folder, *self.folder.parents) if p.exists()), self.folder)
+            if there.exists() and not there.is_dir():
+                raise UserError(
+                    f"{there} is a file, and the study's page needs a folder: choose another --output"
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,8 @@
     └── TransportError       a push or pull failed; the reader keeps the version it has
 
 Exit codes of the command line: 0 done; 1 the run failed or staleflow has a bug; 2 the input is
-wrong and nothing was started; 3 an audit found violations; 130 stopped by Ctrl-C.
+wrong and nothing was started; 3 an audit found violations; 130 stopped by Ctrl-C; 141 whoever read the
+output had enough (`| head`).
 """
 
 
@@ -58,3 +59,5 @@ EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
 EXIT_AUDIT_VIOLATION = 3
 EXIT_INTERRUPTED = 130
+EXIT_CLOSED_PIPE = 141
+"""128 + SIGPIPE, what a shell says of any command that a closed pipe has ended."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from html import escape
 
 from staleflow.reporting import bars, figures, timeline
-from staleflow.reporting.comparison import against, audit_text, compare
+from staleflow.reporting.comparison import DROPPED, against, audit_text, compare
 from staleflow.reporting.groups import RunGroup, group_runs
 from staleflow.reporting.headline import (
     ABSENT,
@@ -242,7 +242,19 @@ def _tokens(groups: Sequence[RunGroup]) -> str:
         bias = "Where the lines part, what was dropped or cut off was not like the rest."
         cards += _card("Response length, sampled and trained", lengths, bias)
     table_card = f'<div class="card wide scroll">{table}<p class="note">{note}</p></div>'
-    return f'<h2>Tokens</h2><div class="grid">{cards}{table_card}</div>'
+    return f'<h2>Tokens</h2><div class="grid">{cards}{table_card}{_dropped(groups)}</div>'
+
+
+def _dropped(groups: Sequence[RunGroup]) -> str:
+    """Groups dropped, members aborted and stragglers cut in one run; of several, the comparison has them."""
+    lines = [line for line in compare(groups) if line.figure.section == DROPPED]
+    if not lines or len(groups) > 1 or len(groups[0].runs) > 1:
+        return ""
+    rows = "".join(
+        f"<tr><td>{escape(line.figure.title)}</td><td>{escape(line.cells[0].text)}</td></tr>"
+        for line in lines
+    )
+    return f'<div class="card wide"><h3>{DROPPED}</h3><table>{rows}</table></div>'
 
 
 def _token_cell(tokens: int, generated: int) -> str:

@@ -88,3 +88,17 @@ def test_what_is_no_study_is_refused() -> None:
         load_study("staleflow.experiments.study.STUDIES")
     with pytest.raises(ConfigError, match="did you mean 'overhead'"):
         load_study("overhed")
+
+
+def test_a_file_where_the_folder_should_be_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    file = tmp_path / "results.md"
+    file.write_text("mine")
+    SEEN.clear()
+    for output in (file, file / "below"):
+        result = CliRunner().invoke(app, ["experiment", "test_study.STUDY", "-o", str(output)])
+        assert result.exit_code == 2
+        assert result.stderr == f"staleflow: {file} is a file, and the study's page needs a folder: " + (
+            "choose another --output\n"
+        )
+    assert SEEN == []
+    assert file.read_text() == "mine"

@@ -8,6 +8,7 @@ from small_runs import STEPS, run_of
 
 from staleflow.reporting.comparison import DROPPED, compare
 from staleflow.reporting.groups import RunGroup, group_runs
+from staleflow.reporting.page import page
 
 
 def dropped(groups: list[RunGroup]) -> list[tuple[str, list[str]]]:
@@ -22,3 +23,12 @@ def test_what_was_dropped_or_cut_is_told_where_any_run_has_some(tmp_path: Path) 
     )
     assert dropped(group_runs([waits, retries])) == [("stragglers sampled anew", ["0", "2"])]
     assert dropped(group_runs([waits])) == []
+
+
+def test_the_page_of_one_run_tells_what_was_dropped_or_cut(tmp_path: Path) -> None:
+    told = {"rollout/filtered_groups": 3, "rollout/straggler_truncated": 2, "rollout/expired_groups": 0}
+    text = page([run_of(tmp_path / "a", {**STEPS[1], **told})])
+    assert text.count(DROPPED) == 1
+    assert "<tr><td>groups filtered</td><td>3</td></tr><tr><td>stragglers cut</td><td>2</td></tr>" in text
+    assert DROPPED not in page([run_of(tmp_path / "b", STEPS[1])])
+    assert page([run_of(tmp_path / n, {**STEPS[1], **told}) for n in "cd"]).count(DROPPED) == 1
