@@ -62,7 +62,7 @@ class Abort:
     seq: int
     trajectory_id: str
     length: int = 0
-    """Its length as last known: what leaves the KV cache."""
+    """Its length as last known: what leaves the KV cache. 0 for one that waits inside the instance."""
     reason: str = ""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from by_hand import Hand
+from by_hand import PROMPT, Hand
 
 from staleflow.coordination.batches import BatchSettings
 from staleflow.coordination.commands import Abort, Admission, Command, Interrupt, Route
@@ -174,3 +174,40 @@ def test_a_surplus_member_that_is_being_interrupted_gets_no_abort_as_well() -> N
     assert hand.take(Abort) == []
     assert hand.control.fleet.resident("i0") == ()
     assert [d.trajectory_ids for d in hand.take(Discard)] == [("a1",)]
+
+
+def surplus_of(*, done: str, waiting: int, told: int) -> Abort:
+    """Of a group of two of which one is kept: the Abort of the other when `done` is rewarded, `waiting` of
+    those on the instance wait inside it, and it has told of the first `told` Routes.
+    """
+    hand = Hand(batch_size=1, group_size=1)
+    hand.draw("a", members=2)
+    hand.start("a")
+    left = TrajectoryReport(trajectory_id=done, length=9, min_version=0, finish_reason="stop")
+    hand.tell(
+        Reported(
+            InstanceReport(
+                instance="i0",
+                incarnation=1,
+                revision=1,
+                version=0,
+                acked_seq=told,
+                finished=(left,),
+                running=1 - waiting,
+                waiting=waiting,
+            )
+        )
+    )
+    hand.tell(Rewarded(trajectory_id=done, raw=1.0, usable=True, token_hash="h"))
+    (abort,) = hand.take(Abort)
+    return abort
+
+
+def test_aborting_what_only_waits_inside_an_instance_frees_no_kv() -> None:
+    assert surplus_of(done="a0", waiting=1, told=2).length == 0
+    assert surplus_of(done="a0", waiting=0, told=2).length == PROMPT
+
+
+def test_what_the_instance_has_not_told_of_counts_as_its_route_did() -> None:
+    """a1 was ordered after the report was written: the trajectory that waits there is another one."""
+    assert surplus_of(done="a0", waiting=1, told=1).length == PROMPT
