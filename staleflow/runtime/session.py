@@ -139,13 +139,18 @@ def inline_loop(
     def save(trainer: Trainer, version: int) -> None:
         write_checkpoint(paths.checkpoints, version, trainer.save, config.checkpoint.keep)
 
+    def engine_of(instance: str, incarnation: int) -> Engine:
+        log = paths.logs / f"rollout-{instance}.engine.log"
+        return build_engine(config, data.tokenizer, spend=clock.sleep, log=log)
+
     evaluator = None
     if data.held_out:
         scorer = build_inline_scorer(config)
-        evaluator = build_evaluator(config, data.tokenizer, data.held_out, scorer)
+        log = paths.logs / "evaluator.engine.log"
+        evaluator = build_evaluator(config, data.tokenizer, data.held_out, scorer, log=log)
     backend = InlineBackend(
         instances=instance_names(config),
-        make_engine=make_engine or (lambda *_: build_engine(config, data.tokenizer, spend=clock.sleep)),
+        make_engine=make_engine or engine_of,
         max_running=config.rollout.max_running,
         on_pull=config.rollout.on_pull,
         progress_interval_s=config.rollout.progress_interval_s,
