@@ -99,7 +99,7 @@ def test_wrong_elements_of_lists_are_named() -> None:
         ("training.betas=[0.9]", "a longer list"),
         ("training.betas=[0.9, 0.9, 0.9]", "a list of 2"),
         ("data.last_batch=trian", "train, drop, pad; did you mean train?"),
-        ("rollout.engine=vlm", "torch, fake, or a dotted path such as my_package.my_name"),
+        ("rollout.engine=vlm", "torch, vllm, fake, or a dotted path such as my_package.my_name"),
         ("reward.verifier=exact-match", "exact_match, reasoning_gym, math_verify, or a dotted path"),
         ("data.source='reasoning_gym:'", "reasoning_gym:<task>"),
     ],
