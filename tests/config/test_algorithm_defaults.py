@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import yaml
 
 from staleflow.config import load_config
 from staleflow.config.algorithms import ALGORITHMS
+from staleflow.config.schema_training import Training
 from staleflow.errors import ConfigError
+from staleflow.training.correction_rules import CORRECTION_NAMES
 
 
 @pytest.mark.parametrize("name", list(ALGORITHMS))
@@ -86,3 +89,7 @@ def test_groups_of_one_are_allowed_where_nothing_is_compared() -> None:
     for name in ("ppo", "reinforce_pp"):
         config = load_config([], [f"training.algorithm={name}", "data.group_size=1"])
         assert not config.training.dynamic_sampling
+
+
+def test_the_schema_names_the_corrections_that_there_are() -> None:
+    assert get_args(Training.model_fields["correction"].annotation) == CORRECTION_NAMES
