@@ -7,7 +7,8 @@ Prints the address once all are up, to be given to a run:
     staleflow run cluster.address=127.0.0.1:6399
 
 Each node is a raylet of its own, with its own object store, processes and, in a run, its own weights in
-shared memory. CPUs are only counted, so there may be more of them than the machine has.
+shared memory. CPUs are only counted, so there may be more of them than the machine has. `kill -USR1` of the
+script's process adds a node.
 """
 
 from __future__ import annotations
@@ -49,13 +50,20 @@ def main() -> None:
     stopped: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda n, _: stopped.append(n))
-    cluster = Cluster(initialize_head=True, head_node_args={**arguments, "include_dashboard": False})
+    wanted = [options.nodes]
+    signal.signal(signal.SIGUSR1, lambda *_: wanted.append(1))
+
+    def own(number: int) -> dict[str, float]:
+        """A resource of each node's own, so that a config can say what is to run there."""
+        return {f"node_{number}": options.cpus}
+
+    head = {**arguments, "include_dashboard": False, "resources": own(0)}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    nodes = 1
     try:
-        for number in range(1, options.nodes):
-            if stopped:
-                return
-            # A resource of its own lets a config say what is to run there.
-            cluster.add_node(**arguments, resources={f"node_{number}": options.cpus})
+        while nodes < options.nodes and not stopped:
+            cluster.add_node(**arguments, resources=own(nodes))
+            nodes += 1
         print(f"{options.nodes} nodes, {options.nodes * options.cpus} CPUs; Ctrl-C ends them")
         print(f"cluster.address={cluster.address}", flush=True)
         if options.address_file is not None:
@@ -64,6 +72,9 @@ def main() -> None:
             aside.replace(options.address_file)
         while not stopped:
             time.sleep(0.2)
+            while nodes < sum(wanted):
+                cluster.add_node(**arguments, resources=own(nodes))
+                nodes += 1
     finally:
         cluster.shutdown()
 

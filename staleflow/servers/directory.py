@@ -53,6 +53,8 @@ _log = logging.getLogger(__name__)
 class _Holder:
     actor: Any
     up: HolderUp
+    follows: bool = False
+    """It has been told the source."""
     told: Any = None
     """The last call that told it of a version."""
 
@@ -174,8 +176,9 @@ class WeightDirectory:
 
     def _have_follow(self, node: str, holder: _Holder) -> None:
         assert self._source is not None
-        if node == self._source:
+        if node == self._source or holder.follows:
             return
+        holder.follows = True
         source = self._holders[self._source]
         direct = source.up.direct and holder.up.direct
         holder.actor.follow.remote(source.actor, direct)
