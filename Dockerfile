@@ -1,7 +1,7 @@
 # docker build -t staleflow .                              CPU
 # docker build -t staleflow --build-arg DEVICE=gpu .       GPU: vLLM and DeepSpeed from the extras
 # docker run --rm -it --shm-size=2g -v "$PWD/runs:/work/runs" staleflow run staleness.bound=2
-# docker run --rm -it --gpus all --shm-size=16g -v "$PWD:/work" staleflow run gpu1.yaml model.source=/work/model
+# docker run --rm -it --gpus all --shm-size=16g -v "$PWD:/work" staleflow run configs/gpu1.yaml
 #
 # The container takes the arguments of `staleflow`. Weights travel through /dev/shm, of which Docker gives a
 # container 64 MB: --shm-size must hold about five copies of the model, and Ray's object store.
