@@ -47,7 +47,7 @@ class Cluster(Section):
     address: str | None = None
     """Address of a running Ray cluster (host:port, or auto). Null: a local one, stopped at the end."""
     ship: Annotated[tuple[str, ...], Strict(False)] = ()
-    """Folders of your own Python packages that are sent to every node of an existing cluster."""
+    """Your own Python packages (folders, or .py files) that are sent to every node of an existing cluster."""
     transport: Literal["auto", "shared_memory", "object_store", "device"] = "auto"
     """How weights reach the nodes. shared_memory: there is one node; object_store: Ray's; device: NIXL, by
     Ray's direct transport. auto: on an existing cluster device where it works, else object_store."""
