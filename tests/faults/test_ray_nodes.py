@@ -80,8 +80,9 @@ class Cluster:
     def raylet(self, number: int) -> psutil.Process:
         """The process of a node."""
         for process in psutil.Process(self.process.pid).children():
-            if process.name() == "raylet" and f"node_{number},4" in " ".join(process.cmdline()):
-                return process
+            with contextlib.suppress(psutil.ZombieProcess):  # one that was killed
+                if process.name() == "raylet" and f"node_{number},4" in " ".join(process.cmdline()):
+                    return process
         raise AssertionError(f"no raylet of node {number}")
 
     def actors(self, number: int) -> set[str]:
