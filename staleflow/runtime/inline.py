@@ -47,7 +47,7 @@ class InlinePace:
     """Decode steps of each instance in a poll."""
     train_polls: int = 8
     """Polls from a batch to the end of its step."""
-    push_polls: int = 1
+    push_polls: int = 0
     """Polls from a step's end to its pushed weights, for which the next update waits; 0: the same poll."""
     poll_s: float = 0.05
     """Virtual seconds that a poll takes."""

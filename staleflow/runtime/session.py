@@ -27,7 +27,7 @@ from staleflow.runtime.assembly import (
     scoring_request,
 )
 from staleflow.runtime.clock import Clock, VirtualClock
-from staleflow.runtime.inline import InlineBackend
+from staleflow.runtime.inline import InlineBackend, InlinePace
 from staleflow.runtime.loop import LoopSettings, RunLoop
 from staleflow.runtime.observer import Intervals, Observer
 from staleflow.runtime.start import StartPoint
@@ -127,10 +127,11 @@ def inline_loop(
     clock: Clock,
     make_engine: Callable[[str, int], Engine] | None = None,
     environment: Environment | None = None,
+    pace: InlinePace | None = None,
 ) -> RunLoop:
     """Everything in this process, on one clock.
 
-    `make_engine(instance, incarnation)` and `environment` replace the config's.
+    `make_engine(instance, incarnation)` and `environment` replace the config's; `pace`: see `inline`.
     """
     from staleflow.servers.parameter_server import ParameterServer
     from staleflow.training.checkpoints import write_checkpoint
@@ -161,6 +162,7 @@ def inline_loop(
         evaluator=evaluator,
         weights=ParameterServer("memory", run_name=paths.name).handle,
         clock=clock,
+        pace=pace,
     )
     return RunLoop(
         control=build_control(config, start),

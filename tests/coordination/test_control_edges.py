@@ -10,7 +10,7 @@ from staleflow.coordination.batches import BatchSettings
 from staleflow.coordination.commands import Abort, Admission, Command, Interrupt, Route
 from staleflow.coordination.control import Control, Patience
 from staleflow.coordination.coordinator import Coordinator, Decision
-from staleflow.coordination.effects import Discard, Effect, Finish, GiveUp, Score, Send, Train
+from staleflow.coordination.effects import Discard, DrawGroups, Effect, Finish, GiveUp, Score, Send, Train
 from staleflow.coordination.events import (
     DrawnGroup,
     Ended,
@@ -20,6 +20,7 @@ from staleflow.coordination.events import (
     Reported,
     Rewarded,
     StopRequested,
+    TrainerFree,
     WaitingExternal,
 )
 from staleflow.coordination.migration import NaiveMigration
@@ -211,3 +212,27 @@ def test_aborting_what_only_waits_inside_an_instance_frees_no_kv() -> None:
 def test_what_the_instance_has_not_told_of_counts_as_its_route_did() -> None:
     """a1 was ordered after the report was written: the trajectory that waits there is another one."""
     assert surplus_of(done="a0", waiting=1, told=1).length == PROMPT
+
+
+def test_a_free_trainer_takes_the_next_batch_before_its_weights_are_pushed_and_the_bound_holds() -> None:
+    """η = 1: what waits at V = 0 may be trained in step 1; what comes after it needs version 1 pushed."""
+    made = Control(
+        buffer=StalenessBuffer(bound=1, batch_size=1),
+        coordinator=naive(),
+        batches=BatchSettings(steps=5, group_size=1),
+    )
+    made.handle(Pushed(version=0))
+    made.handle(InstanceJoined(instance="i0", incarnation=1, version=0, kv_capacity=1000, max_running=8))
+    draw(made, ("a", 1), ("b", 1))
+    made.cycle(0.0)
+    report(made, acked=2, finished=["a0", "b0"])
+    first = made.handle(rewarded("a0"))
+    assert [e.step for e in first if isinstance(e, Train)] == [0]
+    assert not [e for e in made.handle(rewarded("b0")) if isinstance(e, Train)]
+    free = made.handle(TrainerFree(version=1))
+    assert [(e.step, e.groups) for e in free if isinstance(e, Train)] == [(1, (("b", ("b0",)),))]
+    assert made.batches.newest_version == 0
+    assert not made.buffer.can_reserve(0)
+    assert not [e for e in made.cycle(1.0) if isinstance(e, DrawGroups)]
+    made.handle(Pushed(version=1))
+    assert [e for e in made.cycle(2.0) if isinstance(e, DrawGroups)]

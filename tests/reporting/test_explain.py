@@ -139,7 +139,7 @@ def test_a_group_is_its_members_in_short(moved: ScriptedRun) -> None:
 def test_a_step_says_for_whom_it_waited_and_what_that_one_did_meanwhile(moved: ScriptedRun) -> None:
     expected = text(
         "step 0: 1 group, 2 trajectories",
-        "      1.00 s  weights 0 are pushed: the trainer is idle; 0 of 1 groups are complete",
+        "      1.00 s  the trainer has weights 0 and is idle; 0 of 1 groups are complete",
         "      6.50 s  group g (V = 0) is complete with g-m0: 0.50 s waiting in the trajectory server, "
         "0.50 s generating on i0, 0.25 s waiting in the trajectory server, 1.00 s generating on i1, "
         "0.25 s waiting in the trajectory server, 0.50 s generating on i2, 2.00 s generating on i0, "
@@ -182,7 +182,7 @@ def test_a_step_whose_batch_was_there_did_not_wait(tmp_path: Path) -> None:
     run.close()
     assert explain(tmp_path, "step 1") == text(
         "step 1: 1 group, 1 trajectory",
-        "      3.00 s  weights 1 are pushed: the trainer is idle; 1 of 1 groups are complete",
+        "      3.00 s  the trainer has weights 1 and is idle; 1 of 1 groups are complete",
         "      3.00 s  the batch is handed out: the trainer has waited 0.00 s",
         "verdict: step 1 did not wait: its batch was complete before the trainer was idle.",
     )
