@@ -19,8 +19,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -29,23 +28,15 @@ from staleflow.coordination.control import Patience
 from staleflow.coordination.cost_model import CostModel
 from staleflow.errors import RunFailed, UserError
 from staleflow.experiments.recorded import Recorded, Replay, read_recorded
-from staleflow.experiments.study import Finding, Options, Result, Study, Table
-from staleflow.reporting.headline import headline
+from staleflow.experiments.simulated_beside_real import Comparison, at_the_bound, staleness_table
+from staleflow.experiments.study import Options, Result, Study
 from staleflow.reporting.load import RunData, load_run
-from staleflow.reporting.shares import CAUSES, total, working_seconds
 from staleflow.runtime.assembly import build_control
 from staleflow.runtime.launch import opening_record
 from staleflow.runtime.simulated import simulate_into
 from staleflow.runtime.start import first_start
 from staleflow.simulation.settings import ClusterSettings, TrainerCosts
 from staleflow.training.models import model_folder
-
-THROUGHPUT_GOAL = 0.15
-"""Largest deviation of the simulated throughput."""
-STALENESS_GOAL = 0.15
-"""Largest total variation distance of the distributions of staleness."""
-SKIPPED = 3
-"""Steps left out at the start and at the end of the trimmed throughput."""
 
 COMMON = (
     "evaluation.every=0",
@@ -89,11 +80,11 @@ def measure_fidelity(options: Options) -> Result:
     comparisons = (scripted, torch)
     return Result(
         findings=tuple(f for c in comparisons for f in c.findings(judged=not options.quick)),
-        tables=(*(c.table() for c in comparisons), _staleness_table(comparisons)),
+        tables=(*(c.table() for c in comparisons), staleness_table(comparisons)),
         notes=(
             *(c.explanation() for c in comparisons),
             *(note for c in comparisons for note in c.notes),
-            *(_at_the_bound(c) for c in comparisons),
+            *(at_the_bound(c) for c in comparisons),
             f"On {os.cpu_count()} cores; what else ran on them is in the load averages, beside the runs' own "
             "processes.",
             *(("Quick: few steps, so nothing is judged.",) if options.quick else ()),
@@ -242,177 +233,12 @@ def mean_step_s(run: RunData, costs: CostModel) -> float:
     return costs.step_s(max(1, round(sum(running) / len(running))), 0) if running else 0.0
 
 
-def _at_the_bound(comparison: Comparison) -> str:
-    shares = [staleness(run).get(run.bound or 0, 0.0) for run in (comparison.real, comparison.simulated)]
-    return (
-        f"{comparison.name}: {shares[0]:.0%} of the real and {shares[1]:.0%} of the simulated trajectories "
-        "were as stale as the bound allows; the larger that share, the less the distance of the two says."
-    )
-
-
 def _latencies(name: str, settings: ClusterSettings) -> str:
     trainer = settings.trainer
     return (
         f"{name}: simulated with {settings.command_s * 1e3:.1f} ms from coordinator to instance and back, "
         f"{settings.reward_s * 1e3:.0f} ms to a reward, and a trainer of {trainer.fixed_s:.2f} s + "
         f"{trainer.token_s * 1e3:.3f} ms a token + {trainer.push_s * 1e3:.0f} ms for a push."
-    )
-
-
-# ---------------------------------------------------------------------- the comparison
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """A real run beside its simulation."""
-
-    name: str
-    real: RunData
-    simulated: RunData
-    notes: tuple[str, ...] = ()
-
-    def findings(self, *, judged: bool) -> tuple[Finding, ...]:
-        """Throughput and staleness, with their goals."""
-        rates = [throughput(run) for run in (self.real, self.simulated)]
-        trimmed = [throughput(run, skip=SKIPPED) for run in (self.real, self.simulated)]
-        return (
-            Finding(
-                name=f"{self.name}: throughput, deviation of the simulation",
-                value=100 * deviation(*rates),
-                unit="%",
-                goal=100 * THROUGHPUT_GOAL if judged else None,
-                note=f"{rates[0]:,.0f} trained tokens/s in the real run, {rates[1]:,.0f} simulated",
-            ),
-            Finding(
-                name=f"{self.name}: the same without {SKIPPED} steps at either end",
-                value=100 * deviation(*trimmed),
-                unit="%",
-                note=f"{trimmed[0]:,.0f} and {trimmed[1]:,.0f} trained tokens/s",
-            ),
-            Finding(
-                name=f"{self.name}: staleness, total variation distance",
-                value=total_variation(staleness(self.real), staleness(self.simulated)),
-                unit="",
-                goal=STALENESS_GOAL if judged else None,
-                note="of the trained trajectories, from the ledgers",
-            ),
-        )
-
-    def table(self) -> Table:
-        """The same figures of both."""
-        rows = []
-        for title, measure in FIGURES:
-            values = [measure(run) for run in (self.real, self.simulated)]
-            ratio = values[1] / values[0] if values[0] else math.nan
-            rows.append((title, *values, ratio if math.isfinite(ratio) else ""))
-        return Table(
-            title=f"{self.name}: real and simulated",
-            columns=("figure", "real", "simulated", "simulated / real"),
-            rows=tuple(rows),
-        )
-
-    def explanation(self) -> str:
-        """Where the seconds of a step differ most."""
-        real, simulated = step_parts(self.real), step_parts(self.simulated)
-        differences = {part: simulated[part] - real[part] for part in real}
-        whole = sum(simulated.values()) - sum(real.values())
-        part = max(differences, key=lambda name: abs(differences[name]))
-        speeds = [decode_speed(run) for run in (self.real, self.simulated)]
-        return (
-            f"{self.name}: a simulated step takes {whole:+.2f} s of {sum(real.values()):.2f} s; the largest "
-            f"part of that is {part} ({differences[part]:+.2f} s). An instance at work decoded "
-            f"{speeds[0]:,.0f} tokens/s in the real run and {speeds[1]:,.0f} in the simulated one."
-        )
-
-
-def deviation(real: float, simulated: float) -> float:
-    """Of the simulated figure, as a share of the real one."""
-    return abs(simulated / real - 1) if real else math.inf
-
-
-def total_variation(one: Mapping[int, float], other: Mapping[int, float]) -> float:
-    """Half the sum of the differences of two distributions (shares by value): 0 the same, 1 disjoint."""
-    return sum(abs(one.get(v, 0.0) - other.get(v, 0.0)) for v in {*one, *other}) / 2
-
-
-def staleness(run: RunData) -> dict[int, float]:
-    """Shares of the trained trajectories by staleness."""
-    counts = Counter(t.staleness for t in run.trained)
-    return {lag: count / len(run.trained) for lag, count in sorted(counts.items())}
-
-
-def throughput(run: RunData, *, skip: int = 0) -> float:
-    """Trained tokens per second, from when all parts were up, or between two steps."""
-    if skip == 0 or len(run.train) <= 2 * skip:
-        return headline(run).tokens_per_s or 0.0
-    rows = run.train[skip - 1 : len(run.train) - skip]
-    first, last = rows[0]["train/step"], rows[-1]["train/step"]
-    tokens = sum(t.tokens for t in run.trained if first < t.step <= last)
-    seconds = sum(row["time/step_s"] for row in rows[1:])
-    return tokens / seconds if seconds else 0.0
-
-
-def step_parts(run: RunData) -> dict[str, float]:
-    """Mean seconds of a step, by what they went to."""
-    steps = max(1, len(run.train))
-    seconds = {
-        f"waiting ({cause})": (total(run.train, f"time/waiting/{cause}_s") or 0.0) / steps for cause in CAUSES
-    }
-    whole = (working_seconds(run) or 0.0) / steps
-    # A simulated update has the batch's way to the trainer in it, and that of the answer.
-    return seconds | {"the trainer, with the way there and back": max(0.0, whole - sum(seconds.values()))}
-
-
-def decode_speed(run: RunData) -> float:
-    """Generated tokens per second of decoding on one instance."""
-    tokens, seconds = run.summary.get("tokens/generated", 0), total(run.train, "time/decoding_s")
-    return tokens / seconds if seconds else 0.0
-
-
-Measure = Callable[[RunData], float]
-
-
-def _mean_of(name: str) -> Measure:
-    return lambda run: (total(run.train, name) or 0.0) / max(1, len(run.train))
-
-
-def _share_of(name: str) -> Measure:
-    return lambda run: getattr(headline(run).shares, name) or 0.0
-
-
-def _sum_of(name: str) -> Measure:
-    return lambda run: total(run.train, name) or 0.0
-
-
-FIGURES: tuple[tuple[str, Measure], ...] = (
-    ("trained tokens/s", throughput),
-    ("generated tokens/s", lambda run: headline(run).generated_per_s or 0.0),
-    ("seconds of a step", lambda run: (working_seconds(run) or 0.0) / max(1, len(run.train))),
-    ("… of it update", _mean_of("timing_s/update")),
-    ("… of it push", _mean_of("timing_s/push")),
-    ("… of it waiting for a batch", _mean_of("time/trainer_waiting_s")),
-    ("tokens/s of an instance at work", decode_speed),
-    ("instances idle, share", _share_of("idle")),
-    ("decoding, share", _share_of("decoding")),
-    ("pulling, share", _share_of("pulling")),
-    ("staleness, mean", lambda run: headline(run).staleness_mean or 0.0),
-    ("pulls", _sum_of("coord/pull_count")),
-    ("interrupts", _sum_of("coord/interrupt_count")),
-    ("preemptions", _sum_of("rollout/preemptions")),
-    ("mean length of a trained response", lambda run: headline(run).lengths[1] or 0.0),
-)
-
-
-def _staleness_table(comparisons: Sequence[Comparison]) -> Table:
-    rows: list[tuple[str | float, ...]] = []
-    for comparison in comparisons:
-        for kind, run in (("real", comparison.real), ("simulated", comparison.simulated)):
-            shares = staleness(run)
-            rows.append((f"{comparison.name}, {kind}", *(shares.get(lag, 0.0) for lag in range(3))))
-    return Table(
-        title="Shares of trained trajectories by staleness",
-        columns=("run", "0", "1", "2"),
-        rows=tuple(rows),
     )
 
 

@@ -15,19 +15,17 @@ from staleflow.coordination.cost_model import CostModel
 from staleflow.coordination.events import DrawnGroup, InstanceJoined
 from staleflow.coordination.reports import InstanceReport, TrajectoryReport
 from staleflow.errors import UserError
-from staleflow.experiments.fidelity import (
+from staleflow.experiments.fidelity import Learned, cluster_of, refined_costs
+from staleflow.experiments.recorded import Recorded, Replay, Step, fit_line, read_recorded
+from staleflow.experiments.simulated_beside_real import (
     Comparison,
-    Learned,
-    cluster_of,
     decode_speed,
     deviation,
-    refined_costs,
     staleness,
     step_parts,
     throughput,
     total_variation,
 )
-from staleflow.experiments.recorded import Recorded, Replay, Step, fit_line, read_recorded
 from staleflow.protocol.records import Start, Trained, TrainedMember
 from staleflow.reporting.load import load_run
 from staleflow.runtime.assembly import build_control
