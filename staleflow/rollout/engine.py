@@ -67,6 +67,8 @@ class EngineLoad:
     """Sum of the tokens of those trajectories, before each step's new ones."""
     prefilled_tokens: int
     """Tokens of the trajectories that joined in those steps, whose KV was built in them."""
+    decode_seconds: float | None = None
+    """Time of those steps, from an engine that decodes beside its caller. None: it is that of `step`."""
 
 
 class Engine(Protocol):

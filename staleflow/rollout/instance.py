@@ -245,7 +245,10 @@ class RolloutInstance:
         except Exception as error:
             raise EngineError(f"the engine of {self._instance} failed: {error!r}") from error
         elapsed = self._clock() - started
-        if self._engine.load().decode_steps > load.decode_steps:
+        after = self._engine.load()
+        if after.decode_seconds is not None:
+            self._busy_seconds = after.decode_seconds
+        elif after.decode_steps > load.decode_steps:
             self._busy_seconds += elapsed
         for trajectory in finished:
             self._finished.append(self._leaves(trajectory))

@@ -4,7 +4,8 @@ Invariants: every load of the plan is measured and none is left out of the resul
 `repeats` times, forwards and backwards in turn, so that a machine that gets slower or faster does not favour
 some; which loads are held out from the fit is fixed before anything is measured.
 
-The time of a load is that of its fastest step over all repeats: what else runs on the machine only ever adds.
+The time of a step is that of the call, or what an engine that decodes beside its caller says itself. The time
+of a load is that of its fastest step over all repeats: what else runs on the machine only ever adds.
 How much it added is kept beside it (`usual_s`, the median step): where the two are far apart, the machine was
 busy, and a run on it will be slower in the same way.
 
@@ -91,7 +92,7 @@ def plan_loads(*, max_running: int, kv_capacity: int, max_model_len: int) -> tup
 
     Arguments in trajectories, tokens, tokens. Raises UserError when there is hardly anything to vary.
     """
-    room = STEPS + 2  # each grows by one in the prefill's step and in each timed one
+    room = STEPS + 3  # each grows by one in the prefill's step, in each timed one and in one ahead of them
     longest = min(max_model_len, kv_capacity) - room
     if longest < 2 * SHORTEST or max_running < 2 or kv_capacity < 4 * (SHORTEST + room):
         raise UserError(
@@ -179,6 +180,8 @@ def _measure(
         ended = engine.step()
         seconds = clock() - began
         now = engine.load()
+        if now.decode_seconds is not None and before.decode_seconds is not None:
+            seconds = now.decode_seconds - before.decode_seconds
         if ended or now.running != len(held):
             raise UserError(
                 f"the engine was to decode {len(held)} trajectories of {sum(load.lengths)} tokens, and "

@@ -341,6 +341,7 @@ def test_the_sums_that_the_cost_model_learns_from(without_stop: Rig) -> None:
     assert after.kv_token_steps - before.kv_token_steps == (4 + 5 + 6) + (6 + 7 + 8 + 9 + 10)
     assert after.prefilled_tokens - before.prefilled_tokens == 10
     assert after.kv_tokens == 0
+    assert before.decode_seconds < after.decode_seconds < before.decode_seconds + 30
 
 
 def test_weights_that_are_not_the_models_are_refused_and_the_old_ones_stay(without_stop: Rig) -> None:

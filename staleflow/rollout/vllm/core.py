@@ -151,6 +151,7 @@ class Core:
 
     def step(self) -> Stepped:
         """One step of all that run; whoever waits joins while there is room."""
+        began = time.perf_counter()
         before = {request.request_id for request in self._scheduler.running}
         outputs: list[EngineCoreOutput] = []
         while self._core.batch_queue or self._scheduler.has_requests():
@@ -165,6 +166,7 @@ class Core:
             version=self._version,
             gains=[_gain(output) for output in outputs],
             preempted=[int(name) for name in gone if name in self._scheduler.requests],
+            seconds=time.perf_counter() - began,
             rebuilding=self._rebuilding,
         )
 

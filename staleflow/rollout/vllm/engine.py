@@ -111,6 +111,7 @@ class VllmEngine:
         self._running_steps = 0
         self._kv_token_steps = 0
         self._prefilled = 0
+        self._decode_s = 0.0
         setup = Setup(
             model=str(model),
             dtype=dtype,
@@ -241,6 +242,7 @@ class VllmEngine:
         gains = [gain for gain in stepped.gains if gain.number in self._numbered]
         if gains and not stepped.rebuilding:
             self._decode_steps += 1
+            self._decode_s += stepped.seconds
             self._running_steps += len(gains)
             self._kv_token_steps += sum(self._numbered[gain.number].length for gain in gains)
             self._prefilled += sum(
@@ -320,6 +322,7 @@ class VllmEngine:
             running_steps=self._running_steps,
             kv_token_steps=self._kv_token_steps,
             prefilled_tokens=self._prefilled,
+            decode_seconds=self._decode_s,
         )
 
     def close(self) -> None:

@@ -119,6 +119,8 @@ class Stepped:
     gains: list[Gain]
     preempted: list[int]
     """Lost their KV to others, or to an update; they wait."""
+    seconds: float = 0.0
+    """It took."""
     rebuilding: bool = False
     """Part of an update: it answers no Step."""
 
