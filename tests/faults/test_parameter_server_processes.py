@@ -95,8 +95,8 @@ def push_for_ever(handle: SharedMemoryHandle, first: int, pipe: Connection) -> N
         version += 1
 
 
-def own_a_server(directory: str, pipe: Connection) -> None:
-    server = ParameterServer(directory=directory)
+def own_a_server(directory: str, pipe: Connection, guarded: bool = False) -> None:
+    server = ParameterServer(directory=directory, guarded=guarded)
     server.handle.publisher().push(0, weights(0))
     pipe.send(server.handle)
     time.sleep(ANSWER_WITHIN_S)
@@ -214,6 +214,23 @@ def test_the_folder_of_a_killed_owner_is_swept_by_the_next_run(tmp_path: Path, s
         assert not left_over.exists()
         assert isinstance(server.handle, SharedMemoryHandle)
         assert list(tmp_path.iterdir()) == [Path(server.handle.folder)]
+
+
+def own_a_guarded_server(directory: str, pipe: Connection) -> None:
+    own_a_server(directory, pipe, guarded=True)
+
+
+def test_a_guarded_folder_goes_when_its_owner_is_killed(tmp_path: Path, start: Any) -> None:
+    """F37: on a node of a cluster nobody else would remove it before the next run that starts there."""
+    process, pipe = start(own_a_guarded_server, str(tmp_path))
+    left_over = Path(answer(pipe).folder)
+    assert left_over.is_dir()
+    process.kill()
+    process.join()
+    deadline = time.monotonic() + ANSWER_WITHIN_S
+    while left_over.exists():
+        assert time.monotonic() < deadline, "the folder of a killed owner is still there"
+        time.sleep(0.05)
 
 
 def test_a_forked_child_that_lives_on_does_not_keep_its_parents_lease(handle: SharedMemoryHandle) -> None:
