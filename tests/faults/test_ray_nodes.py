@@ -36,11 +36,11 @@ sys.path.insert(0, str(RUNTIME_TESTS))
 from toy import make_model_folder
 
 ROOT = HERE.parent.parent
-LIMIT_S = 120
+LIMIT_S = 240
 MEGABYTES = 48
 PIECE_BYTES = 2**20
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(600)
 
 
 def weights(version: int) -> dict[str, NDArray[Any]]:
@@ -326,8 +326,12 @@ def test_a_run_on_three_nodes_outlives_one_and_takes_in_another(
         "cluster.placement.rollout_cpus=4",  # all of a node
         head,
     )
+
+    def until_step(step: int) -> None:
+        command.wait_for(lambda: len(command.rows("train")) > step, LIMIT_S, f"step {step}")
+
     try:
-        command.wait_for_step(1)
+        until_step(1)
         assert cluster.actors(0) >= {
             "TrajectoryServerActor",
             "WeightDirectoryActor",
@@ -344,11 +348,11 @@ def test_a_run_on_three_nodes_outlives_one_and_takes_in_another(
 
         command.wait_for(lambda: said("instance_down"), LIMIT_S, "news of the lost instance")
         steps = len(command.rows("train"))
-        command.wait_for_step(steps + 2)  # the other instance has its trajectories
+        until_step(steps + 2)  # the other instance has its trajectories
         joined = said("instance_up")
         cluster.add_node()
         command.wait_for(lambda: said("instance_up") > joined, LIMIT_S, "the instance on the new node")
-        command.wait_for_step(len(command.rows("train")) + 1)
+        until_step(len(command.rows("train")) + 1)
         os.killpg(command.process.pid, signal.SIGINT)
         assert command.end() == 130, command.output.read_text()
     finally:
