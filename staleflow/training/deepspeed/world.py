@@ -12,9 +12,10 @@ Invariants:
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from concurrent.futures import TimeoutError as LimitReached
 from typing import Any
 
@@ -84,13 +85,27 @@ class World:
             self._own.submit(own) if own else self._own.submit(getattr(self.rank, method), *arguments)
         ]
         answers += [peer.ask(method, *arguments) for peer in self._peers]
-        wait(answers, timeout=limit_s, return_when=FIRST_EXCEPTION)
-        failed = any(a.done() and a.exception() is not None for a in answers)
-        if not failed and answers[0].done():
-            wait(answers, timeout=self._timeout_s)  # nothing that is left needs rank 0
-        if not all(a.done() and a.exception() is None for a in answers):
-            raise self._give_up(method, answers, limit_s if not failed else None)
+        if not self._all_done(answers, limit_s):
+            raise self._give_up(method, answers, None if _errors(answers) else limit_s)
         return [a.result() for a in answers]
+
+    def _all_done(self, answers: Sequence[Future[Any]], limit_s: float | None) -> bool:
+        """Wait; False as soon as one failed, or it took too long.
+
+        Once rank 0 is done nothing that is left needs it, so the others may take no longer than a collective.
+        """
+        deadline = math.inf if limit_s is None else time.monotonic() + limit_s
+        rank_0, left = answers[0], set(answers)
+        while left:
+            over_s = deadline - time.monotonic()
+            done, left = wait(
+                left, timeout=None if over_s == math.inf else max(0.0, over_s), return_when=FIRST_COMPLETED
+            )
+            if not done or any(a.exception() is not None for a in done):
+                return False
+            if rank_0 in done:
+                deadline = min(deadline, time.monotonic() + self._timeout_s)
+        return True
 
     def ask_peers(self, method: str, *arguments: Any) -> list[Future[Any]]:
         """Call a method on the peers' line for sending."""
