@@ -38,7 +38,7 @@ from staleflow.simulation.settings import ClusterSettings
 ENOUGH = 0.95
 """Share of the best throughput that a smaller η must reach to be chosen: a few percent are within a short
 run's noise, and no reason for another version of staleness."""
-SAME_SPLIT = 0.98
+SAME_SPLIT = 0.99
 """What the promise of a layout is worth after each one of the same split, when the order is found."""
 MEASURED_STEPS = 4
 """Steps that a candidate is simulated for after its beginning, at least: whole rounds of η + 1."""

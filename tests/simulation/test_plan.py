@@ -205,7 +205,7 @@ def test_a_pull_costs_the_transfer_and_half_the_kv_where_it_is_rebuilt() -> None
 
 
 def test_another_split_comes_before_another_size_of_instances() -> None:
-    """Of 100 and 99.5 with one split, the second counts 97.5: 99 of another split comes between them."""
+    """Of 100 and 99.5 with one split, the second counts 98.5: 99 of another split comes between them."""
     first, last, between = candidate(1, 1, 100.0), candidate(1, 1, 99.5), candidate(2, 1, 99.0)
     last = dataclasses.replace(last, layout=dataclasses.replace(last.layout, tensor_parallel=2))
     simulate = Reaching(0.1)
