@@ -230,3 +230,32 @@ def test_an_error_comes_within_a_second_and_without_torch_or_ray() -> None:
     assert "did you mean staleness.bound" in done.stderr
     # Processor time: other processes may share these cores, and nothing here waits for anything else.
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "reason"),
+    [
+        (
+            ["training.algorithm=ppo"],
+            "training.trainer",
+            "ppo has a critic, which only the torch trainer trains",
+        ),
+        (["model.dtype=float16"], "model.dtype", "float32 or bfloat16"),
+        (
+            ["model.dtype=bfloat16", "training.deepspeed.zero_stage=0"],
+            "training.deepspeed.zero_stage",
+            "at least 1",
+        ),
+        (
+            ["training.deepspeed.offload_optimizer=true", "training.deepspeed.zero_stage=0"],
+            "training.deepspeed.offload_optimizer",
+            "zero_stage 1, 2 or 3",
+        ),
+    ],
+)
+def test_what_the_deepspeed_trainer_does_not_do_is_refused(
+    overrides: list[str], key: str, reason: str
+) -> None:
+    (line,) = problems("training.trainer=deepspeed", *overrides)
+    assert line.startswith(key)
+    assert reason in line
