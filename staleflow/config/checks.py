@@ -176,6 +176,8 @@ def _data(config: Config) -> Iterator[Problem]:
 def _cluster(config: Config) -> Iterator[Problem]:
     if config.cluster.runtime == "inline" and config.cluster.address is not None:
         yield "cluster.address", "an inline run uses no cluster: leave it out, or set cluster.runtime to ray"
+    if config.cluster.ship and config.cluster.address is None:
+        yield "cluster.ship", "is sent to an existing cluster only: leave it out, or set cluster.address"
     if config.cluster.runtime == "inline" and config.cluster.shared_memory_dir is not None:
         yield (
             "cluster.shared_memory_dir",

@@ -97,6 +97,11 @@ def check_nodes(config: Config, placement: Placement, run_folder: Path) -> None:
 
     cluster: Any = ray
     wanted = placement.nodes()
+    if config.cluster.transport == "shared_memory" and (wanted is None or len(wanted) > 1):
+        raise ConfigError(
+            "cluster.transport is shared_memory, which reaches one node, and the parts may be on more: set "
+            "it to auto, or cluster.placement.strategy to strict_pack with an amount for each part"
+        )
     nodes = {
         node["NodeID"]: node["NodeManagerAddress"]
         for node in cluster.nodes()

@@ -154,6 +154,7 @@ def test_all_problems_are_listed_a_line_each() -> None:
             "cluster.shared_memory_dir",
             "in its own memory",
         ),
+        (["cluster.ship=[/x]"], "cluster.ship", "existing cluster only"),
         (["evaluation.max_new_tokens=8192"], "evaluation.max_new_tokens", "more than an instance holds"),
         (["rollout.lost_after_s=0.5"], "rollout.progress_interval_s", "would count as lost"),
         (

@@ -1,7 +1,7 @@
 """Several raylets on this machine: weights on every node, parts where they should be, and a node killed.
 
 All tests share one cluster of three, each node with its own weights in shared memory. The machine's memory is
-one, so what cannot be seen here is the speed of a network.
+one, so what cannot be seen here is the speed of a network. Where NIXL is installed weights go by it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import psutil
 import pytest
 import ray
 from numpy.typing import NDArray
+from ray.util.placement_group import placement_group_table
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from test_ray_run import HERE, RUNTIME_TESTS, Command
 
@@ -56,8 +57,9 @@ class Cluster:
     def __init__(self, folder: Path) -> None:
         self.address_file = folder / "address"
         # Its processes take the parts of the tests from here, as nodes would from what is installed there.
+        given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         self.environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join([str(ROOT), str(RUNTIME_TESTS), str(HERE)]),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(RUNTIME_TESTS), str(HERE), *filter(None, given)]),
             "RAY_AUTH_MODE": "disabled",
         }
         self.output = folder / "cluster.txt"
@@ -120,6 +122,19 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     cluster = Cluster(tmp_path_factory.mktemp("cluster"))
     yield cluster
     cluster.end()
+
+
+@contextlib.contextmanager
+def connected(cluster: Cluster) -> Iterator[None]:
+    """This process as a driver."""
+    if ray.is_initialized():
+        yield
+        return
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+    try:
+        yield
+    finally:
+        ray.shutdown()
 
 
 # ---------------------------------------------------------------------- weights
@@ -236,12 +251,11 @@ class Scene:
 
 @pytest.fixture(scope="module")
 def scene(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
-    scene = Scene(cluster, tmp_path_factory.mktemp("shm"))
-    yield scene
-    ray.get(scene.directory.close.remote(), timeout=LIMIT_S)
-    assert list(scene.folder.iterdir()) == []
-    ray.shutdown()
+    with connected(cluster):
+        scene = Scene(cluster, tmp_path_factory.mktemp("shm"))
+        yield scene
+        ray.get(scene.directory.close.remote(), timeout=LIMIT_S)
+        assert list(scene.folder.iterdir()) == []
 
 
 def test_a_push_comes_to_every_node_once_and_not_through_the_command(scene: Scene) -> None:
@@ -366,4 +380,6 @@ def test_a_run_on_three_nodes_outlives_one_and_takes_in_another(
     wait_until(
         lambda: not left & (cluster.actors(0) | cluster.actors(1) | cluster.actors(3)), "end of actors"
     )
+    with connected(cluster):
+        assert {group["state"] for group in placement_group_table().values()} == {"REMOVED"}
     wait_until(lambda: list(command.shared.glob("staleflow-ps-*")) == [], "empty shared memory")
