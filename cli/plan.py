@@ -101,7 +101,7 @@ def simulate_candidate(config: Config, candidate: Candidate) -> Outcome:
         control=simulated_control(config, settings, first_start(opening)),
         settings=settings,
         opening=opening,
-        watch=StopAfter(simulated_steps(candidate)),
+        watch=StopAfter(simulated_steps(candidate), at_once=True),
     )
     result = cluster.run(max_seconds=most_seconds(candidate))
     return outcome_of(result, opening.bound)

@@ -79,6 +79,7 @@ class SimulatedCluster:
         self._append = append
         self._watch = watch or Watch()
         self._stop = False
+        self._halted = False
         self._agenda = Agenda()
         self._events: deque[Event] = deque()
         self._working = False
@@ -122,6 +123,11 @@ class SimulatedCluster:
         """Finish the step in training, and end. Safe to call from another thread."""
         self._stop = True
 
+    def halt(self) -> None:
+        """Go no further than this moment, in the middle of it all: the result's reason is `time`."""
+        self._halted = True
+        self._agenda.until = -math.inf
+
     def find(self, trajectory_id: str) -> SimulatedTrajectory | None:
         """A living trajectory that is still wanted."""
         return self._store.find(trajectory_id)
@@ -147,7 +153,7 @@ class SimulatedCluster:
         agenda = self._agenda
         agenda.until = min(self._cycle_at, limit)
         agenda.go_on()
-        if self._control.finished is not None:
+        if self._halted or self._control.finished is not None:
             return False
         self._alone = 0 if len(agenda) else self._alone + 1
         if self._alone > CYCLES_ALONE or (not len(agenda) and self._cycle_at == math.inf):

@@ -53,7 +53,7 @@ class SimulationResult:
     """Plain numbers; simulated seconds throughout."""
 
     reason: str
-    """Why it ended: Control's own reason, or `time` when `max_seconds` was reached."""
+    """Why it ended: Control's own reason, or `time` when `max_seconds` was reached or it was halted."""
     seconds: float
     steps: tuple[StepRow, ...]
     instances: tuple[InstanceRow, ...]

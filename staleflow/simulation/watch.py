@@ -81,11 +81,12 @@ class Watch:
 class StopAfter(Watch):
     """Ends a run when so many steps are done; until then nothing tells it apart from a longer one.
 
-    The step that is in training then is done too.
+    The step that is in training then is done too, while instances run empty, unless it ends `at_once`.
     """
 
-    def __init__(self, steps: int) -> None:
+    def __init__(self, steps: int, *, at_once: bool = False) -> None:
         self._left = steps
+        self._at_once = at_once
         self._cluster: SimulatedCluster | None = None
 
     def begin(self, cluster: SimulatedCluster) -> None:
@@ -96,4 +97,7 @@ class StopAfter(Watch):
         """See `Watch`."""
         self._left -= 1
         if self._left == 0 and self._cluster is not None:
-            self._cluster.request_stop()
+            if self._at_once:
+                self._cluster.halt()
+            else:
+                self._cluster.request_stop()

@@ -23,6 +23,7 @@ from staleflow.simulation.lengths import fixed, lognormal
 from staleflow.simulation.result import SimulationResult
 from staleflow.simulation.settings import ClusterSettings, Outage, Slowdown, TrainerCosts
 from staleflow.simulation.simulate import simulate
+from staleflow.simulation.watch import StopAfter
 from staleflow.training.filtering import is_uninformative
 
 SMALL = ClusterSettings(
@@ -162,6 +163,20 @@ def test_a_run_cut_by_time_still_balances(tmp_path: Path) -> None:
         assert result.seconds == 7.3 + seed
         assert result.tokens["in_flight"] > 0
         check_balance(result)
+
+
+@pytest.mark.parametrize(("at_once", "reason"), [(True, "time"), (False, "interrupted")])
+def test_a_run_may_end_after_so_many_steps(at_once: bool, reason: str) -> None:
+    """Halted at the end of the second step, or with the step done that is in training then."""
+    whole = simulate(restless(1), random_cluster(1), bound=2, batch_size=4, steps=8)
+    watch = StopAfter(2, at_once=at_once)
+    cut = simulate(restless(1), random_cluster(1), bound=2, batch_size=4, steps=8, watch=watch)
+    assert cut.reason == reason
+    assert cut.steps[:2] == whole.steps[:2]
+    assert len(cut.steps) in ((2,) if at_once else (2, 3))
+    if at_once:
+        assert cut.seconds == whole.steps[1].ended
+    check_balance(cut)
 
 
 def test_the_same_seed_gives_the_same_ledger_byte_for_byte(tmp_path: Path) -> None:
