@@ -35,8 +35,8 @@ from staleflow.servers.holder import HOLDER_GROUPS, HolderUp, WeightHolder
 from staleflow.servers.nodes import NodeHandle
 from staleflow.servers.shared_memory import SharedMemoryHandle
 
-START_LIMIT_S = 60.0
-"""A holder is a small process; one that is not there by then is on a node in trouble."""
+START_LIMIT_S = 120.0
+"""A holder is a small process, with the direct transport one with torch: seconds, on a crowded machine more."""
 LIFE_LIMIT_S = 10.0
 """How long a holder may take to give a sign of life."""
 CLOSE_LIMIT_S = 3.0

@@ -18,7 +18,7 @@ from staleflow.servers.shared_memory import SharedMemoryHandle
 from staleflow.servers.shared_memory_reader import SharedMemoryLease, SharedMemorySubscriber
 from staleflow.servers.transport import Tensors
 
-FIND_LIMIT_S = 90.0
+FIND_LIMIT_S = 150.0
 """For a node's first process, which waits until the holder is up."""
 FIND_AGAIN_LIMIT_S = 15.0
 """For an instance whose holder has died: it does not decode while it waits for another."""
