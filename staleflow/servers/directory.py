@@ -36,7 +36,7 @@ from staleflow.servers.nodes import NodeHandle
 from staleflow.servers.shared_memory import SharedMemoryHandle
 
 START_LIMIT_S = 120.0
-"""A holder is a small process, with the direct transport one with torch: seconds, on a crowded machine more."""
+"""A holder starts in seconds (with the direct transport it loads torch), on a crowded machine in more."""
 LIFE_LIMIT_S = 10.0
 """How long a holder may take to give a sign of life."""
 CLOSE_LIMIT_S = 3.0
