@@ -43,14 +43,14 @@ class Check:
 
 
 CHECKS = {
-    "model": Check(what="a small random model", run=parts.make_model, limit_s=60),
+    "model": Check(what="a small random model", run=parts.make_model, limit_s=90),
     "torch": Check(what="torch engine", run=parts.torch_engine, limit_s=60),
     "vllm": Check(what="vLLM engine", run=parts.vllm_engine, needs=("vllm",), limit_s=150),
     "deepspeed": Check(
         what="DeepSpeed trainer", run=parts.deepspeed_trainer, needs=("deepspeed",), limit_s=120
     ),
     "transfer": Check(what="weight transfer", run=parts.weight_transfer, limit_s=60),
-    "run": Check(what="a short run", run=parts.short_run, needs=("vllm", "deepspeed", "ray"), limit_s=200),
+    "run": Check(what="a short run", run=parts.short_run, needs=("vllm", "deepspeed", "ray"), limit_s=240),
 }
 
 
@@ -65,6 +65,8 @@ def run_all(names: list[str], device: str) -> int:
             left = TOTAL_S - (since - began)
             if missing:
                 verdict, said = "MISSING", f"not installed: {', '.join(missing)}"
+            elif rows and rows[0][1] != "PASS":
+                verdict, said = "MISSING", "there is no model to check with"
             elif left < 5:
                 verdict, said = "MISSING", "no time left"
             else:
