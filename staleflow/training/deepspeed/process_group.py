@@ -76,11 +76,14 @@ def join(rank: int, meeting: Meeting, store: TCPStore | None = None) -> Groups:
             timeout=timedelta(seconds=meeting.start_timeout_s),
             wait_for_workers=False,
         )
+    load_deepspeed()
+    # All are here before a collective's own time limit counts: starting may take longer than that.
+    store.set(f"rank-{rank}", "here")
+    store.wait([f"rank-{n}" for n in range(meeting.ranks)], timedelta(seconds=meeting.start_timeout_s))
     limit = timedelta(seconds=meeting.timeout_s)
     if meeting.backend == "nccl":
         torch.cuda.set_device(local)
     dist.init_process_group(meeting.backend, store=store, rank=rank, world_size=meeting.ranks, timeout=limit)
-    load_deepspeed()
     return Groups(
         talk=dist.new_group(backend="gloo", timeout=limit), push=dist.new_group(backend="gloo", timeout=limit)
     )
