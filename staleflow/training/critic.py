@@ -50,7 +50,7 @@ def critic_metrics(updates: Sequence[Update], done: Sequence[CriticUpdate]) -> d
     """`train/critic/...`: means over the step's updates; empty without a critic.
 
     `explained_variance` is `1 - Var(return - value) / Var(return)` over the step's tokens with the values at
-    its start: 1 for a perfect critic, 0 for one that knows no more than the mean, and where returns are equal.
+    its start: 1 for a perfect critic, 0 for one that knows no more than the mean, or where returns are equal.
     """
     if not done:
         return {}
