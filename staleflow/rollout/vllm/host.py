@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
 import threading
 import traceback
 from multiprocessing.connection import Connection
 
 from staleflow.errors import TransportError, UserError
+from staleflow.rollout.vllm.group import kill_group
 from staleflow.rollout.vllm.messages import (
     Add,
     Broken,
@@ -96,7 +96,7 @@ def _end_with_owner(lifeline: int) -> None:
 def end_group() -> None:
     """End this process and all that it started."""
     if os.getpgid(0) == os.getpid():
-        os.killpg(0, signal.SIGKILL)
+        kill_group(os.getpid())
     os._exit(1)
 
 

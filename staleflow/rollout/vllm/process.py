@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from staleflow.errors import ConfigError, EngineError
+from staleflow.rollout.vllm.group import kill_group
 from staleflow.rollout.vllm.messages import Broken, Close, Ready, Refused, Setup
 
 LOOK_S = 0.5
@@ -122,8 +122,7 @@ class HostProcess:
 
     def kill(self) -> None:
         """Kill it, with everything that it started. May be called twice."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        kill_group(self._process.pid)
         self._process.wait()
         self._pipe.close()
         if self._lifeline >= 0:
