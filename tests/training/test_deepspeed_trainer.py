@@ -23,7 +23,7 @@ pytest.importorskip("deepspeed")
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning"),
-    pytest.mark.timeout(180),
+    pytest.mark.timeout(240),
 ]
 STAGES = (0, 1, 2, 3)
 RANKS = (1, 2)
@@ -39,7 +39,7 @@ def worlds():
             while current:
                 current.pop().close()
             forget_numbers()
-            current.append(World(ranks=ranks, launch=ProcessPeer, start_timeout_s=90.0, timeout_s=60.0))
+            current.append(World(ranks=ranks, launch=ProcessPeer, start_timeout_s=150.0, timeout_s=60.0))
         return current[0]
 
     yield world
@@ -90,7 +90,7 @@ def deepspeed_of(worlds, folders, new_model, objective_of, trainer_options):
             "packing": False,
             "gradient_checkpointing": False,
         }
-        return DeepSpeedTrainer(worlds(ranks), RankSettings(**(options | changes)), start_timeout_s=60.0)
+        return DeepSpeedTrainer(worlds(ranks), RankSettings(**(options | changes)), start_timeout_s=150.0)
 
     return make
 
