@@ -2,8 +2,8 @@
 
 Invariants: a batch is handed out only when the trainer is at its step's weights, which may still be on their
 way into the parameter server, and the buffer says that consume is legal; only groups that are complete and
-passed the filter are occupied; groups are drawn only as far as the buffer can place them under the newest version, as firm ones or spares, and no firm one beyond
-the last step.
+passed the filter are occupied; groups are drawn only as far as the buffer can place them under the newest
+version, as firm ones or spares, and no firm one beyond the last step.
 
 Redundancy. *Members*: a group may have more members than the `group_size` that are kept. It is complete as
 soon as `group_size` usable ones are rewarded, or all are. Kept are the usable ones first, then unusable ones
