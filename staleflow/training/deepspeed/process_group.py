@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
+from torch.distributed import distributed_c10d
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +88,12 @@ def join(rank: int, meeting: Meeting, store: TCPStore | None = None) -> Groups:
     return Groups(
         talk=dist.new_group(backend="gloo", timeout=limit), push=dist.new_group(backend="gloo", timeout=limit)
     )
+
+
+def limit_groups(timeout_s: float) -> None:
+    """Give every group its time limit: those that DeepSpeed makes have torch's own, half an hour."""
+    for group in list(distributed_c10d._world.pg_map):
+        distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), group)
 
 
 def load_deepspeed() -> Any:

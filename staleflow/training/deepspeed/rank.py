@@ -36,7 +36,14 @@ from staleflow.training.batching import (
     shares,
 )
 from staleflow.training.deepspeed.guarded import GuardedAdamW
-from staleflow.training.deepspeed.process_group import Groups, Meeting, join, leave, load_deepspeed
+from staleflow.training.deepspeed.process_group import (
+    Groups,
+    Meeting,
+    join,
+    leave,
+    limit_groups,
+    load_deepspeed,
+)
 from staleflow.training.deepspeed.settings import RankSettings
 from staleflow.training.dropout import without_dropout
 from staleflow.training.log_probs import token_log_probs
@@ -71,12 +78,14 @@ class Rank:
         self.updates = 0
         """Optimizer updates made, which Adam counts."""
         self._reference: Any = None
+        self._timeout_s = 0.0
 
     # ------------------------------------------------------------------ coming and going
 
     def join(self, meeting: Meeting, store: TCPStore | None = None) -> None:
         """Meet the other ranks."""
         self.size = meeting.ranks
+        self._timeout_s = meeting.timeout_s
         self.groups = join(self.rank, meeting, store)
 
     def build(self, settings: RankSettings) -> None:
@@ -106,6 +115,7 @@ class Rank:
         self.engine, *_ = deepspeed.initialize(
             model=model, optimizer=optimizer, config=settings.deepspeed_config()
         )
+        limit_groups(self._timeout_s)
         if self._reference is not None:
             self._reference.to(self.engine.device)
 
