@@ -23,7 +23,7 @@ from staleflow.protocol.records import Consume, Release, Resume, Trained
 from staleflow.rollout.engine import SamplingParams
 from staleflow.rollout.fake import FakeEngine, FakeScript
 from staleflow.rollout.lengths import Lengths
-from staleflow.runtime.assembly import _fake_lengths
+from staleflow.runtime.assembly.engines import fake_lengths
 from staleflow.runtime.inline import InlinePace
 from staleflow.runtime.start import StartPoint, resumed_start
 from staleflow.storage.ledger import read_ledger
@@ -194,7 +194,7 @@ def watched_engines(
             vocab_size=VOCABULARY,
             kv_capacity_tokens=config.rollout.kv_capacity_tokens,
             max_running=config.rollout.max_running,
-            lengths=lengths or _fake_lengths(config),
+            lengths=lengths or fake_lengths(config),
             script=script or FakeScript(),
         )
 

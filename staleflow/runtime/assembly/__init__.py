@@ -1,0 +1,81 @@
+"""The composition root: every part is built here, from the config, and nowhere else.
+
+Invariant: only these modules know both the config and the parts, which get plain values. Heavy libraries are
+imported where a part that needs them is built, so that each process loads what it uses.
+"""
+
+from staleflow.runtime.assembly.control import (
+    build_control,
+    build_costs,
+    build_policy,
+    build_trajectory_server,
+    kept_bound,
+)
+from staleflow.runtime.assembly.data import (
+    DEFAULT_CONTEXT,
+    DataParts,
+    build_held_out,
+    build_source,
+    build_tokenizer,
+    held_out_prompts,
+    max_model_len,
+    read_data,
+    scoring_request,
+)
+from staleflow.runtime.assembly.engines import (
+    NO_WEIGHTS,
+    build_engine,
+    build_model,
+    initial_weights,
+    limit_threads,
+)
+from staleflow.runtime.assembly.own_parts import (
+    check_own_parts,
+)
+from staleflow.runtime.assembly.scoring import (
+    build_evaluator,
+    build_inline_scorer,
+    build_pool,
+    evaluating,
+    instance_names,
+)
+from staleflow.runtime.assembly.training import (
+    build_critic,
+    build_objective,
+    build_reference,
+    build_trainer,
+    check_deepspeed,
+)
+
+__all__ = [
+    "DEFAULT_CONTEXT",
+    "NO_WEIGHTS",
+    "DataParts",
+    "build_control",
+    "build_costs",
+    "build_critic",
+    "build_engine",
+    "build_evaluator",
+    "build_held_out",
+    "build_inline_scorer",
+    "build_model",
+    "build_objective",
+    "build_policy",
+    "build_pool",
+    "build_reference",
+    "build_source",
+    "build_tokenizer",
+    "build_trainer",
+    "build_trajectory_server",
+    "check_deepspeed",
+    "check_own_parts",
+    "evaluating",
+    "held_out_prompts",
+    "initial_weights",
+    "instance_names",
+    "kept_bound",
+    "limit_threads",
+    "max_model_len",
+    "read_data",
+    "scoring_request",
+]
