@@ -3,7 +3,7 @@ lost results are asked for again in stated time (F15), and a stop is heeded at a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -72,7 +72,7 @@ def test_an_exception_in_the_trainer_ends_the_run(model: Path, tmp_path: Path) -
     must_end(run)
     trainer = run.loop._backend._trainer  # type: ignore[attr-defined]
 
-    def train(batch: TrainBatch) -> None:
+    def train(batch: TrainBatch, before_update: Callable[[], None]) -> None:
         raise ZeroDivisionError("in the trainer")
 
     trainer.train = train

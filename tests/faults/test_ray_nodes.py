@@ -208,9 +208,10 @@ class Scene:
             if node["Alive"]
         }
         self.nodes = [ids[f"node_{n}"] for n in range(3)]
-        self.directory: Any = ray.remote(num_cpus=0, concurrency_groups=DIRECTORY_GROUPS)(
-            WeightDirectory
-        ).remote()
+        # On the first node, for a later test kills another.
+        self.directory: Any = ray.remote(
+            num_cpus=0, concurrency_groups=DIRECTORY_GROUPS, scheduling_strategy=self._at(0)
+        )(WeightDirectory).remote()
         start = self.directory.start.remote("nodes", str(folder), transport="auto", piece_bytes=PIECE_BYTES)
         self.handle = ray.get(start, timeout=LIMIT_S)
         self.pusher = self._on(0, Pusher)
@@ -219,9 +220,11 @@ class Scene:
         self.push()
 
     def _on(self, number: int, cls: type) -> Any:
-        where = NodeAffinitySchedulingStrategy(node_id=self.nodes[number], soft=False)
-        make: Any = ray.remote(num_cpus=0, scheduling_strategy=where)(cls)
+        make: Any = ray.remote(num_cpus=0, scheduling_strategy=self._at(number))(cls)
         return make.remote(self.handle)
+
+    def _at(self, number: int) -> NodeAffinitySchedulingStrategy:
+        return NodeAffinitySchedulingStrategy(node_id=self.nodes[number], soft=False)
 
     def get(self, reference: Any) -> Any:
         return ray.get(reference, timeout=LIMIT_S)

@@ -98,7 +98,5 @@ class DeepSpeedTrainer:
         self._world.close()
 
     def _gather(self, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
-        sending = self._world.ask_peers("send", tuple(names))
-        yield from self._world.rank.gather(names, self._world.rank.groups.push)
-        for sent in sending:
-            sent.result()
+        own = self._world.rank.gather(names, self._world.rank.groups.push)
+        yield from self._world.send("send", tuple(names), own=own)

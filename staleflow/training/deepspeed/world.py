@@ -14,15 +14,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from concurrent.futures import TimeoutError as LimitReached
-from typing import Any
+from typing import Any, TypeVar
 
 from staleflow.errors import RunFailed, StaleflowError
 from staleflow.training.deepspeed.peers import Launch, Peer, RankDied
 from staleflow.training.deepspeed.process_group import Meeting, choose_backend, leave, open_meeting
 from staleflow.training.deepspeed.rank import Rank
+
+T = TypeVar("T")
 
 SETTLE_S = 3.0
 """When one rank fails, others fail of it in a moment; the first cause is looked for among them."""
@@ -107,9 +109,20 @@ class World:
                 deadline = min(deadline, time.monotonic() + self._timeout_s)
         return True
 
-    def ask_peers(self, method: str, *arguments: Any) -> list[Future[Any]]:
-        """Call a method on the peers' line for sending."""
-        return [peer.ask(method, *arguments, sending=True) for peer in self._peers]
+    def send(self, method: str, *arguments: Any, own: Iterable[T]) -> Iterator[T]:
+        """Yield what `own` yields on rank 0, while the peers call `method` on their line for sending.
+
+        Raises RunFailed, with the first cause, when a rank fails.
+        """
+        answers: list[Future[Any]] = [peer.ask(method, *arguments, sending=True) for peer in self._peers]
+        try:
+            yield from own
+            for answer in answers:
+                answer.result()
+        except Exception as error:
+            rank_0: Future[Any] = Future()
+            rank_0.set_exception(error)
+            raise self._give_up(method, [rank_0, *answers], None) from error
 
     def close(self) -> None:
         """End all peers and leave. May be called twice."""
