@@ -2,9 +2,10 @@
 
 Invariants:
 
-- every advantage is finite; it is zero for all members of a group that gives no signal where members are
-  compared, and for a whole batch that gives none where they are not (F26);
-- what decides that is the raw reward alone (F27); means and deviations are over usable members (F25);
+- every advantage is finite;
+- where members are compared it is zero for all members of a group that gives no signal (F26), and the raw
+  reward alone decides that (F27); means and deviations are over usable members (F25);
+- where nothing is compared it is zero for a whole batch of equal A_t, shaping and KL penalties included;
 - reward shaping moves only the member it belongs to: it is in no group's mean or deviation. A KL penalty in
   the reward is: it is part of what is maximised.
 
@@ -85,10 +86,18 @@ def group_baseline(groups: Sequence[Group], discount: Discount) -> list[list[Est
     """`A = R + s - mean(R)` in each group, then `(A - mean) / std` over the batch's tokens.
 
     REINFORCE++ with baseline (arXiv 2501.03262, section 3): the group removes what a prompt is worth, the
-    whole batch sets the scale. Zero where all A are equal.
+    whole batch sets the scale. Members of a group without signal count in the batch's mean and deviation, as
+    in the paper, but stay at zero, where the paper leaves them at -mean / std: the mean over tokens is not 0
+    when lengths differ. Zero where all A are equal.
     """
     centred = by_group(groups, discount, rule=group_centred)
-    return _as_estimates(over_batch([[e.advantages.astype(np.float64) for e in group] for group in centred]))
+    scaled = over_batch([[e.advantages.astype(np.float64) for e in group] for group in centred])
+    return _as_estimates(
+        [
+            arrays if _has_signal(group) else [np.zeros(len(a)) for a in arrays]
+            for group, arrays in zip(groups, scaled, strict=True)
+        ]
+    )
 
 
 def over_batch(arrays: Sequence[Sequence[Floats]]) -> list[list[Floats]]:
@@ -116,15 +125,20 @@ def _compared(group: Group, rule: Callable[[Floats, Floats], Floats]) -> FloatAr
     """`rule(R, s)` of the usable members, 0 for the others; 0 for all when their raw rewards are equal."""
     advantages = np.zeros(len(group), dtype=np.float32)
     usable = [i for i, member in enumerate(group) if member.usable]
-    if not is_uninformative(group[i].raw for i in usable):
+    if _has_signal(group):
         rewards = np.array([group[i].raw + float(group[i].token_rewards.sum()) for i in usable])
         advantages[usable] = rule(rewards, np.array([group[i].shaping for i in usable]))
     return advantages
 
 
+def _has_signal(group: Group) -> bool:
+    """Whether the raw rewards of the usable members differ."""
+    return not is_uninformative(member.raw for member in group if member.usable)
+
+
 def _spread(rewards: Floats) -> float:
-    """The deviation; infinite where a KL penalty has made different rewards equal."""
-    return float(rewards.std()) or np.inf
+    """The deviation; infinite where a KL penalty has made different rewards equal, but for rounding."""
+    return float(rewards.std()) if rewards.max() - rewards.min() > EQUAL_REWARDS else np.inf
 
 
 def _summed_from_each(rewards: FloatArray) -> Floats:

@@ -66,13 +66,14 @@ def clipped_surrogate(terms: PolicyTerms, clip: ClipRange) -> TokenLoss:
 def sequence_surrogate(terms: PolicyTerms, clip: ClipRange) -> TokenLoss:
     """The clipped surrogate with the ratio of the whole response, `s = exp(mean of log r over its tokens)`.
 
-    GSPO (arXiv 2507.18071, equations 5 to 7). Each token carries its sequence's term, so that with
-    `per_sequence_scale` the sum over a row is the term once.
+    GSPO (arXiv 2507.18071, equations 5 to 7), as GSPO-token (its section 4.3): each token carries its
+    sequence's term as value, and its own part of the term's gradient. With `per_sequence_scale` the sum over
+    a row is the term once, value and gradient; and a weight beside a token is on that token's gradient alone.
     """
     tokens = terms.mask.sum(dim=-1, keepdim=True).clamp(min=1)
     mean = torch.where(terms.mask, terms.log_ratio, 0.0).sum(dim=-1, keepdim=True) / tokens
     whole = PolicyTerms(
-        log_ratio=mean.expand_as(terms.log_ratio),
+        log_ratio=mean.detach() + (terms.log_ratio - terms.log_ratio.detach()),
         theta=terms.theta,
         advantages=terms.advantages,
         mask=terms.mask,

@@ -101,7 +101,9 @@ def test_a_kl_penalty_in_the_reward_is_summed_over_the_response_and_centred_with
 
 def test_different_rewards_made_equal_by_the_kl_penalty_give_zeros():
     """F26."""
-    assert group_normalised([outcome(1.0, kl=[1.0]), outcome(0.0, kl=[0.0])]).tolist() == [0.0, 0.0]
+    for almost in (1.0, 1 - 2**-23):  # rounding must not become a signal, nor scale the shaping up
+        group = [outcome(1.0, kl=[almost]), outcome(0.0, kl=[0.0], shaping=-0.5)]
+        assert group_normalised(group).tolist() == [0.0, 0.0]
 
 
 def test_every_token_of_a_member_has_its_advantage():
@@ -129,6 +131,19 @@ def test_reinforce_pp_baseline_takes_off_the_groups_mean_and_normalises_over_the
     for group, wanted in zip(advantages(group_baseline(groups, ONCE)), expected, strict=True):
         for got, want in zip(group, wanted, strict=True):
             np.testing.assert_allclose(got, (np.array(want) - 1 / 18) / deviation, rtol=1e-5)
+
+
+def test_reinforce_pp_baseline_gives_nothing_to_a_group_without_signal():
+    """F25, F26: all equal, one survivor. The batch's mean over tokens is not 0, and does not reach them."""
+    survivor = [outcome(1.0, 2), outcome(0.0, usable=False)]
+    groups = [[outcome(1.0, 3), outcome(0.0, 1)], group_of(1, 1), survivor]
+    # Centred: 1/2 (three tokens), -1/2; 0 of four more. Mean 1/8, squares' mean (4 * 1/4) / 8 = 1/8.
+    deviation = math.sqrt(1 / 8 - 1 / 64)
+    first, second, third = advantages(group_baseline(groups, ONCE))
+    np.testing.assert_allclose(first[0], [(1 / 2 - 1 / 8) / deviation] * 3, rtol=1e-5)
+    np.testing.assert_allclose(first[1], [(-1 / 2 - 1 / 8) / deviation], rtol=1e-5)
+    assert second == [[0.0], [0.0]]
+    assert third == [[0.0, 0.0], []]
 
 
 def test_gae_by_hand():

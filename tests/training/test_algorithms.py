@@ -94,7 +94,7 @@ def naive_loss(name, model, batch, correction_weight):
         ratios = [torch.exp(theta - theta.detach()) for theta in thetas]
         if name == "gspo":
             whole = torch.exp(sum(t - t.detach() for t in thetas) / len(thetas))
-            ratios = [whole] * len(thetas)
+            ratios = [whole.detach() * ratio for ratio in ratios]  # its section 4.3
         scale = {"dr_grpo": 1 / (count * 16), "rloo": 1 / count}.get(name, 1 / tokens)
         if name in ("grpo", "gspo", "reinforce_pp", "reinforce_pp_baseline"):
             scale = 1 / (count * len(response))

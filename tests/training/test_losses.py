@@ -59,7 +59,7 @@ def test_the_clipped_surrogate_by_hand(ratio, advantage, loss, gradient):
 
 def test_the_sequence_surrogate_by_hand():
     # Geometric means: sqrt(2 * 0.5) = 1, free; sqrt(4 * 1) = 2, clipped for A > 0; the third tokens do not
-    # count. A loss of -s A at each token, its gradient shared by the row: -A s / 2 from each of two tokens.
+    # count. A loss of -s A at each token, and its gradient.
     mask = [[True, True, False], [True, True, False]]
     given = terms([[2.0, 0.5, 9.0], [4.0, 1.0, 9.0]], [[3.0], [1.0]], mask)
     result = sequence_surrogate(given, CLIP)
@@ -67,6 +67,13 @@ def test_the_sequence_surrogate_by_hand():
     assert result.clipped.tolist() == [[False] * 3, [True, True, False]]
     result.loss[given.mask].sum().backward()
     torch.testing.assert_close(given.theta.grad, torch.tensor([[-3.0, -3.0, 0.0], [0.0, 0.0, 0.0]]))
+
+
+def test_a_weight_beside_a_sequence_surrogate_is_on_its_tokens_gradient_alone():
+    """icepop drops the second token, tis takes 1.5 of the third; s = (2 * 0.5 * 1) ^ (1/3) = 1."""
+    given = terms([[2.0, 0.5, 1.0]], [[3.0]])
+    (sequence_surrogate(given, CLIP).loss * torch.tensor([[1.0, 0.0, 1.5]])).sum().backward()
+    torch.testing.assert_close(given.theta.grad, torch.tensor([[-3.0, 0.0, -4.5]]))
 
 
 def test_cispo_truncates_the_weight_and_keeps_every_gradient():
