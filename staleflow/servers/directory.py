@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from staleflow.errors import ConfigError, TransportError, UserError
@@ -101,7 +101,7 @@ class WeightDirectory:
             lock = self._locks[node]
         with lock:
             holder = self._holders.get(node)
-            if holder is None or not _lives(holder.actor):
+            if holder is None or not _lives(holder.actor, patient=node == self._source):
                 holder = self._start_holder(node)
                 with self._all:
                     self._holders[node] = holder
@@ -187,9 +187,12 @@ class WeightDirectory:
         )
 
 
-def _lives(actor: Any) -> bool:
+def _lives(actor: Any, *, patient: bool) -> bool:
+    """`patient`: one that is only slow lives. For the source, whose store the trainer goes on pushing to."""
     try:
         ray.get(actor.live.remote(), timeout=LIFE_LIMIT_S)
+    except GetTimeoutError:
+        return patient
     except RayError:
         return False
     return True

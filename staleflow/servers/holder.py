@@ -177,8 +177,8 @@ class WeightHolder:
                 with self._storing:
                     known = self._receiver.bring_newest(self._subscriber.newest())
                 rest_s = LEAST_REST_S
-            except TransportError as error:
-                _log.warning("weights did not come to node %s: %s", self._node, error)
+            except Exception as error:  # whatever it is: without this thread the node would stay behind
+                _log.warning("weights did not come to node %s: %r", self._node, error)
                 with self._news:
                     self._news.wait(rest_s)
                 rest_s = min(2 * rest_s, MOST_REST_S)

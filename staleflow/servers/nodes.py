@@ -103,11 +103,12 @@ class NodeSubscriber:
         self._forget()
 
     def _fetched(self, version: int, local: SharedMemorySubscriber) -> SharedMemoryLease:
-        _ask(self._holder.bring.remote(version), BRING_LIMIT_S)
+        holder = self._holder
         try:
+            _ask(holder.bring.remote(version), BRING_LIMIT_S)
             return local.lease(version)
-        finally:
-            self._holder.let_go.remote(version)
+        finally:  # also of what comes when nobody waits for it any more
+            holder.let_go.remote(version)
 
     def _connected(self) -> SharedMemorySubscriber:
         if self._local is None:

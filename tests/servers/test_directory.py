@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import logging
+import threading
+from collections import defaultdict
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from ray.exceptions import GetTimeoutError
 
-from staleflow.errors import ConfigError
-from staleflow.servers import direct
+from staleflow.errors import ConfigError, TransportError
+from staleflow.servers import direct, directory, nodes
 from staleflow.servers.direct import DIRECT, as_array, put_piece
 from staleflow.servers.directory import WeightDirectory, _Holder
-from staleflow.servers.holder import HolderUp
+from staleflow.servers.holder import HolderUp, WeightHolder
+from staleflow.servers.nodes import NodeSubscriber
 from staleflow.servers.shared_memory import SharedMemoryHandle
 
 
@@ -29,6 +33,9 @@ class Actor:
     def __init__(self) -> None:
         self.follow = Method()
         self.tell = Method()
+        self.live = Method()
+        self.bring = Method()
+        self.let_go = Method()
 
 
 def holder(*, can_direct: bool) -> _Holder:
@@ -84,3 +91,60 @@ def test_a_piece_for_the_direct_transport_is_a_tensor_of_its_own(monkeypatch: py
     assert array is piece
     for got in (tensor, array):
         np.testing.assert_array_equal(as_array(got), piece)
+
+
+class Late:
+    """Ray, where no answer comes in time."""
+
+    def get(self, _: Any, timeout: float) -> None:
+        raise GetTimeoutError
+
+
+def test_a_source_that_is_only_slow_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trainer goes on pushing to its store; a new one would stay empty, and take that one's place."""
+    monkeypatch.setattr(directory, "ray", Late())
+    there: Any = WeightDirectory()
+    there._holders = {"s": holder(can_direct=False), "o": holder(can_direct=False)}
+    there._source, there._all = "s", threading.Lock()
+    there._locks = defaultdict(threading.Lock)
+    source, new = there._holders["s"], holder(can_direct=False)
+    monkeypatch.setattr(there, "_start_holder", lambda _: new)
+    assert there.store("s")[1] is source.actor
+    assert there.store("o")[1] is new.actor
+    assert new.actor.follow.calls == [(source.actor, False)]
+
+
+def test_a_version_that_was_waited_for_in_vain_is_let_go_when_it_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(nodes, "ray", Late())
+    subscriber = NodeSubscriber(None)
+    subscriber._holder = actor = Actor()
+    with pytest.raises(TransportError, match="does not answer"):
+        subscriber._fetched(3, None)  # type: ignore[arg-type]
+    assert (actor.bring.calls, actor.let_go.calls) == ([(3,)], [(3,)])
+
+
+def test_whatever_breaks_a_transfer_it_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What NIXL raises is no error of Ray's."""
+    there = WeightHolder()
+    there._node, there._closed, there._told = "n", False, 1
+    there._news, there._storing = threading.Condition(), threading.Lock()
+    monkeypatch.setattr("staleflow.servers.holder.LEAST_REST_S", 0.01)
+
+    class Scripted:
+        tries = 0
+
+        def newest(self) -> None:
+            return None
+
+        def bring_newest(self, _: None) -> int:
+            self.tries += 1
+            if self.tries == 1:
+                raise RuntimeError("NIXL_ERR_REMOTE_DISCONNECT")
+            there._closed = True
+            return 1
+
+    there._receiver = there._subscriber = scripted = Scripted()  # type: ignore[assignment]
+    there._keep_up()
+    assert scripted.tries == 2
