@@ -398,7 +398,12 @@ def test_a_dead_engine_raises_and_leaves_no_process(rig: Rig) -> None:
     os.kill(group, signal.SIGKILL)
     with pytest.raises(EngineError, match="died"):
         rig.drain()
-    for use in (lambda: rig.engine.add(rig.trajectory()), rig.engine.step, lambda: rig.load()):
+    for use in (
+        lambda: rig.engine.add(rig.trajectory()),
+        rig.engine.step,
+        lambda: rig.load(),
+        rig.engine.load,
+    ):
         with pytest.raises(EngineError, match="died"):
             use()
     assert ends(group)

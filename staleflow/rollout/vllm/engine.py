@@ -307,8 +307,10 @@ class VllmEngine:
         """Counts for the snapshot. Running: those that decode; one in the middle of its prefill waits.
 
         Where prefixes are shared, or blocks happen to be full, more tokens may run than the capacity: it is
-        what fits whatever their lengths, and no more than it is said to be in use.
+        what fits whatever their lengths, and no more than it is said to be in use. Raises EngineError from a
+        broken engine: one that holds nothing would look idle, and refuse trajectories for ever.
         """
+        self._check()
         running = len(self._running)
         tokens = sum(self._numbered[number].length for number in self._running)
         return EngineLoad(

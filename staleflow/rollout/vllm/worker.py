@@ -10,7 +10,7 @@ under the one name alone would leave behind (log-probs off by 0.5).
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ HEAD = "lm_head.weight"
 class WeightLoading:
     """Mixed into vLLM's worker class (`worker_extension_cls`); called through its `collective_rpc`."""
 
-    model_runner: Any  # the worker's own
+    reload_weights: Callable[..., None]  # the worker's own, which sets vLLM's current config around it
     _staleflow_leased: Lease | Mapping[str, NDArray[Any]] | None
     _staleflow_subscriber: tuple[Handle, Subscriber] | None
 
@@ -55,7 +55,7 @@ class WeightLoading:
         assert leased is not None
         tensors = leased if isinstance(leased, Mapping) else leased.tensors
         try:
-            self.model_runner.reload_weights(weights_iterator=_weights(tensors, widen, tied))
+            self.reload_weights(weights_iterator=_weights(tensors, widen, tied))
         finally:
             del tensors
             self.staleflow_release()
