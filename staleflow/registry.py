@@ -35,9 +35,11 @@ def load_named(kind: str, name: str, known: Mapping[str, str]) -> Any:
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # whatever a user's module raises on import is the user's to see
+        absent = isinstance(error, ModuleNotFoundError)
         raise ConfigError(
             f"{kind} {name!r} cannot be loaded: importing {module_name} failed with"
             f" {type(error).__name__}: {error}"
+            f"{'; install it, or name its folder in PYTHONPATH' if absent else ''}"
         ) from error
     try:
         return getattr(module, attribute)

@@ -26,6 +26,15 @@ class Section(BaseModel):
     )
 
 
+class UnknownName(ValueError):
+    """A name that is neither one of `known` nor a dotted path."""
+
+    def __init__(self, known: tuple[str, ...], prefix: str | None) -> None:
+        names = [*known, f"{prefix}:<task>"] if prefix else list(known)
+        super().__init__(f"allowed: {', '.join(names)}, or a dotted path such as my_package.my_name")
+        self.known = known
+
+
 def _name_or_dotted_path(known: tuple[str, ...], prefix: str | None = None) -> Callable[[str], str]:
     """A validator: a registered name, `<prefix>:<something>`, or the dotted path of the user's own."""
 
@@ -34,8 +43,7 @@ def _name_or_dotted_path(known: tuple[str, ...], prefix: str | None = None) -> C
             return value
         if prefix and value.startswith(f"{prefix}:") and len(value) > len(prefix) + 1:
             return value
-        names = [*known, f"{prefix}:<task>"] if prefix else list(known)
-        raise ValueError(f"allowed: {', '.join(names)}, or a dotted path such as my_package.my_name")
+        raise UnknownName(known, prefix)
 
     return check
 

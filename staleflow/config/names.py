@@ -48,8 +48,9 @@ ALIASES: dict[str, str] = {
     "save_interval": "checkpoint.every",
     "resume_dir": "run.output_dir",
     "model_path": "model.source",
-    "tp": "simulation.tensor_parallel",
-    "tensor_model_parallel_size": "simulation.tensor_parallel",
+    "tp": "rollout.vllm.tensor_parallel",
+    "tensor_parallel_size": "rollout.vllm.tensor_parallel",
+    "tensor_model_parallel_size": "rollout.vllm.tensor_parallel",
     "gpu_type": "simulation.gpu",
     "num_rollout_gpus": "simulation.rollout_gpus",
     "num_training_gpus": "simulation.training_gpus",
@@ -61,6 +62,8 @@ _CUTOFF = 0.55
 """Lowest similarity (0 to 1) that is worth a suggestion: `eat` for `eta` has 0.67, unrelated words less."""
 _OTHER_SECTION = 0.1
 """Taken off when only the last part of the key fits, not its section."""
+_LEAST_BEGUN = 3
+"""Letters of a key's beginning that are enough to mean it, in its section."""
 _MOST_SUGGESTIONS = 3
 _TIE = 0.001
 
@@ -80,6 +83,9 @@ def suggestion(model: type[Section], unknown: Path) -> str:
     scored = [(_likeness(unknown, path), ".".join(path)) for path in known]
     for alias, target in ALIASES.items():
         path = tuple(target.split("."))
+        beside = (*unknown[:-1], path[-1])
+        if beside in known:  # `training.critic.lr` is about that section's own learning_rate
+            path, target = beside, ".".join(beside)
         if path in known:
             scored.append((_likeness(unknown, (*path[:-1], alias)), f"{target} (also called {alias})"))
     best = max(scored)[0]
@@ -99,7 +105,8 @@ def _likeness(unknown: Path, known: Path) -> float:
     """1 for the same key; high when every part is alike, or the last part is and the section is another."""
     last = _ratio(unknown[-1], known[-1])
     if unknown[:-1] == known[:-1]:
-        return last
+        begun = len(unknown[-1]) >= _LEAST_BEGUN and known[-1].startswith(unknown[-1])
+        return max(last, _CUTOFF + _OTHER_SECTION) if begun else last
     whole = min(map(_ratio, unknown, known)) if len(unknown) == len(known) else 0.0
     return max(whole, last) - _OTHER_SECTION
 

@@ -6,7 +6,9 @@ Each problem is one line: the key path, what was read and where, what is allowed
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
+from functools import reduce
 from types import NoneType
 from typing import Any, get_args
 
@@ -14,7 +16,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from staleflow.config.base import Section
+from staleflow.config.base import Section, UnknownName
 from staleflow.config.names import key_paths, nearest, suggestion
 from staleflow.config.yaml_text import Layer, Path, dump_scalar
 from staleflow.errors import ConfigError
@@ -70,6 +72,8 @@ def _problem(model: type[Section], details: ErrorDetails, layer: Layer) -> str:
     kind = details["type"]
     if kind == "extra_forbidden":
         return _unknown_key(model, path, value, layer)
+    if path[-1] == "[key]":  # of a map whose keys are given
+        return _unknown_in_map(path[:-1], details["ctx"]["expected"], layer)
     name = ".".join(path)
     if kind == "missing":
         # Every key outside of lists has a default, so this is in a list, or the list is too short.
@@ -89,6 +93,14 @@ def _unknown_key(model: type[Section], path: Path, value: Any, layer: Layer) -> 
         siblings = [p[-1] for p, _ in key_paths(model) if p[:-1] == path[:-1]]
         section = f"section {'.'.join(path[:-1])}" if len(path) > 1 else "the config"
         hint = f"{section} has {', '.join(siblings)}" if siblings else "there is no such section"
+    return f"{'.'.join(path)}: unknown key ({read_where(layer, path, value)}); {hint}"
+
+
+def _unknown_in_map(path: Path, expected: str, layer: Layer) -> str:
+    """`expected`: the keys there are, as pydantic lists them."""
+    known = re.findall(r"'(\w+)'", expected)
+    value = reduce(lambda values, part: values[part], path, layer.values)
+    hint = nearest(path[-1], known) or f"{'.'.join(path[:-1])} has {', '.join(known)}"
     return f"{'.'.join(path)}: unknown key ({read_where(layer, path, value)}); {hint}"
 
 
@@ -115,6 +127,8 @@ def _allowed(details: ErrorDetails, field: FieldInfo | None) -> tuple[str, str]:
         allowed = f"{words} {json.dumps(context[key])}"
     elif kind == "value_error":
         allowed = str(context["error"]).removeprefix("allowed: ")
+        if isinstance(context["error"], UnknownName):
+            hint = nearest(str(details["input"]), list(context["error"].known))
     elif kind == "too_long":
         allowed = f"a list of {context['max_length']}"
     else:

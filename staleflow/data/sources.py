@@ -105,7 +105,7 @@ def _accepted(
             allowed = ", ".join(own) or "none"
             raise ConfigError(
                 f"data.options.{option} is no option of the data source {name!r}"
-                f" (options: {allowed}){nearest(option, own)}."
+                f" (options: {allowed}){nearest(option, own) or '.'}"
             )
     if settings["path"] is not None and not takes_any and "path" not in parameters:
         raise ConfigError(f"data.path is set, but the data source {name!r} reads no file; leave it out.")

@@ -224,7 +224,7 @@ def _column(where: str, row: Mapping[str, Any], name: str) -> Any:
         if not isinstance(value, Mapping) or part not in value:
             found = ", ".join(map(str, value)) if isinstance(value, Mapping) else "none"
             meant = nearest(part, list(map(str, value))) if isinstance(value, Mapping) else ""
-            raise DataError(f"{where}: there is no column {name!r} (columns: {found}){meant}.")
+            raise DataError(f"{where}: there is no column {name!r} (columns: {found}){meant or '.'}")
         value = value[part]
     return value
 

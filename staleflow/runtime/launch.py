@@ -21,7 +21,6 @@ from types import FrameType
 from staleflow.config.schema import Config
 from staleflow.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, ConfigError, RunFailed
 from staleflow.protocol.records import Start
-from staleflow.reward.verifiers import load_verifier
 from staleflow.runtime.assembly import DataParts, check_own_parts, kept_bound, read_data
 from staleflow.runtime.session import InlineSession, RunPaths, Session
 from staleflow.runtime.start import StartPoint, first_start, resumed_start
@@ -49,7 +48,6 @@ def launch(config: Config, *, resume: bool, clean: bool) -> int:
     data = read_data(config)
     for note in data.notes:
         print(f"note: {note}", file=sys.stderr)
-    load_verifier(config.reward.verifier)
     _check_shared_memory(config)
     with run_folder(config, resume=resume, clean=clean) as folder:
         config = config.model_copy(update={"run": config.run.model_copy(update={"name": folder.name})})

