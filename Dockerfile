@@ -4,7 +4,8 @@
 # docker run --rm -it --gpus all --shm-size=16g -v "$PWD:/work" staleflow run configs/gpu1.yaml
 #
 # The container takes the arguments of `staleflow`. Weights travel through /dev/shm, of which Docker gives a
-# container 64 MB: --shm-size must hold about five copies of the model, and Ray's object store.
+# container 64 MB: --shm-size must hold two copies of the model in float32 and one for each engine, and Ray's
+# object store.
 # PIP_ARGS reaches every pip call, for instance to choose an index with CPU-only builds of torch.
 #
 # The GPU image takes torch and vLLM as built for CUDA on PyPI, whose wheels bring the CUDA libraries; the
