@@ -73,6 +73,11 @@ class Placement:
         )
         return options
 
+    @property
+    def shares_gpus(self) -> bool:
+        """Whether several actors may be on one GPU."""
+        return any(0 < wanted.get("GPU", 0.0) < 1 for wanted in self.shares.values())
+
     def nodes(self) -> set[str] | None:
         """Ids of the nodes that bundles are on; None: parts may be anywhere."""
         if self.group is None or any(not wanted for wanted in self.shares.values()):

@@ -6,12 +6,14 @@ that does not return in time, or ends with an error, means that the instance is 
 a new incarnation started. Rewards and parameter server give signs of life likewise, and the run fails when
 they do not. A training step, a checkpoint and an evaluation may take as long as they like.
 
-Invariant: no call blocks the loop but `poll`, and that for no longer than it was told.
+Invariants: no call blocks the loop but `poll`, and that for no longer than it was told; parts that share a
+GPU start one after the other, for vLLM counts as its own what others take of the memory while it starts.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -83,6 +85,7 @@ class RayBackend:
         self._calls = Calls(clock)
         self._instances: dict[str, Any] = {}
         self._incarnations: dict[str, int] = {}
+        self._to_start: deque[str] = deque()  # instances whose turn to start has not come
         self._trainer: Any = None
         self._evaluator: Any = None
         self._reward: Any = None
@@ -178,24 +181,43 @@ class RayBackend:
         self._trainer = self._evaluator = self._reward = self._server = None
 
     def _on_server_up(self, weights: Handle) -> list[Message]:
-        config, self._weights = self._config, weights
+        self._weights = weights
         self._await_life()
-        places = self._placement
-        trainer = _actor(TrainerActor, places.options("training"), pushed=1)
-        self._trainer = trainer.remote(config, weights, self._checkpoints, self._logs, places)
-        hold = bool(config.evaluation.every)
-        start = self._trainer.start.remote(self._start_point, hold)
-        self._calls.expect(start, "the trainer", self._on_trainer_up)
-        if config.evaluation.every:
-            evaluator = _actor(EvaluatorActor, places.options("evaluation"))
-            self._evaluator = evaluator.remote(config, weights, self._logs)
-            self._calls.expect(self._evaluator.start.remote(), "the evaluation", lambda _: [])
+        if self._config.evaluation.every:
+            places = self._placement.options("evaluation")
+            evaluator = _actor(EvaluatorActor, places)
+            self._evaluator = evaluator.remote(self._config, weights, self._logs)
+            self._calls.expect(
+                self._evaluator.start.remote(),
+                "the evaluation",
+                self._on_evaluator_up,
+                limit_s=self._config.cluster.start_timeout_s,
+            )
+        if self._evaluator is None or not self._placement.shares_gpus:
+            self._start_trainer()
         return []
 
+    def _on_evaluator_up(self, _: None) -> list[Message]:
+        if self._trainer is None:
+            self._start_trainer()
+        return []
+
+    def _start_trainer(self) -> None:
+        config, places = self._config, self._placement
+        trainer = _actor(TrainerActor, places.options("training"), pushed=1)
+        self._trainer = trainer.remote(config, self._weights, self._checkpoints, self._logs, places)
+        start = self._trainer.start.remote(self._start_point, bool(config.evaluation.every))
+        self._calls.expect(start, "the trainer", self._on_trainer_up)
+
     def _on_trainer_up(self, message: Message) -> list[Message]:
-        for name in instance_names(self._config):
-            self._start_instance(name)
+        self._to_start.extend(instance_names(self._config))
+        for _ in range(1 if self._placement.shares_gpus else len(self._to_start)):
+            self._start_next()
         return [message]
+
+    def _start_next(self) -> None:
+        if self._to_start:
+            self._start_instance(self._to_start.popleft())
 
     def _await_answers(self, limit_s: float) -> None:
         def scored(message: Scored) -> list[Message]:
@@ -227,6 +249,7 @@ class RayBackend:
 
         def up(message: InstanceJoined) -> list[Message]:
             self._await_update(name)
+            self._start_next()
             return [message]
 
         self._calls.expect(
@@ -260,7 +283,9 @@ class RayBackend:
         messages: list[Message] = [InstanceDown(instance=name, incarnation=incarnation, reason=reason)]
         if incarnation <= MAX_RESTARTS:
             self._start_instance(name)
-        elif not self._instances:
+            return messages
+        self._start_next()
+        if not self._instances:
             messages.append(PartFailed(part="every rollout instance", reason=reason))
         return messages
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from staleflow.errors import ConfigError
 from staleflow.runtime import ray_backend, ray_calls
 from staleflow.runtime.backend import InstanceDown, Message, PartFailed, Scored, TrainerUp
 from staleflow.runtime.clock import VirtualClock
+from staleflow.runtime.placement import Placement
 from staleflow.runtime.ray_backend import RayBackend
 from staleflow.runtime.start import first_start
 
@@ -94,9 +96,11 @@ class FakeRay:
 class Stage:
     """A back end on a fake Ray and a virtual clock."""
 
-    def __init__(self, model: Path, folder: Path, ray: FakeRay) -> None:
+    def __init__(
+        self, model: Path, folder: Path, ray: FakeRay, *overrides: str, placement: Placement | None = None
+    ) -> None:
         self.ray, self.clock = ray, VirtualClock()
-        config = toy_config(model, folder, "rollout.instances=1", "cluster.start_timeout_s=100")
+        config = toy_config(model, folder, "rollout.instances=1", "cluster.start_timeout_s=100", *overrides)
         self.backend = RayBackend(
             config,
             first_start(opening(config)),
@@ -104,6 +108,7 @@ class Stage:
             checkpoints=folder,
             logs=folder,
             clock=self.clock,
+            placement=placement,
         )
         self.backend.start()
 
@@ -127,10 +132,15 @@ REWARDS, STORAGE = "RewardActor.answers", "ParameterServerActor.live"
 
 
 @pytest.fixture
-def stage(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     fake = FakeRay()
     for module in (ray_backend, ray_calls):
         monkeypatch.setattr(module, "ray", fake)
+    return fake
+
+
+@pytest.fixture
+def stage(model: Path, tmp_path: Path, fake: FakeRay) -> Stage:
     return Stage(model, tmp_path, fake)
 
 
@@ -196,3 +206,50 @@ def test_what_a_constructor_raised_is_told(stage: Stage) -> None:
     (failed,) = stage.poll()
     assert isinstance(failed, PartFailed)
     assert failed.reason == "ConfigError('no')"
+
+
+@pytest.mark.parametrize("share", [1.0, 0.3])
+def test_parts_that_share_a_gpu_start_one_after_the_other(
+    share: float, model: Path, tmp_path: Path, fake: FakeRay
+) -> None:
+    """And one that never comes up holds up the next no longer than its restarts take."""
+    placement = Placement(shares={"evaluation": {"GPU": share}, "rollout": {"GPU": share}})
+    stage = Stage(model, tmp_path, fake, "evaluation.every=1", "rollout.instances=3", placement=placement)
+    parts = ("EvaluatorActor.start", "TrainerActor.start", "RolloutActor.start")
+
+    def ends(name: str, result: Any) -> list[int]:
+        """How many starts of each kind there have been when this one is over."""
+        fake.last(name).ends(result)
+        stage.poll()
+        return [fake.count(part) for part in parts]
+
+    up = InstanceJoined(instance="i", incarnation=1, version=0, kv_capacity=10, max_running=1)
+    started = [
+        ends("ParameterServerActor.start", "a handle"),
+        ends("EvaluatorActor.start", None),
+        ends("TrainerActor.start", TrainerUp(version=0, push_s=0.0)),
+        ends("RolloutActor.start", up),
+        *(ends("RolloutActor.start", ActorDiedError()) for _ in range(4)),
+    ]
+    if share == 1.0:
+        assert started[:4] == [[1, 1, 0], [1, 1, 0], [1, 1, 3], [1, 1, 3]]
+    else:
+        assert [s for s in started if s[0] == 1] == [
+            [1, 0, 0], [1, 1, 0], [1, 1, 1], [1, 1, 2], [1, 1, 3], [1, 1, 4], [1, 1, 5], [1, 1, 6]
+        ]  # fmt: skip
+        assert stage.backend._to_start == deque()
+
+
+def test_an_evaluation_that_hangs_in_its_start_fails_the_run(
+    model: Path, tmp_path: Path, fake: FakeRay
+) -> None:
+    """F16: its version would be waited for at the end of the run."""
+    stage = Stage(model, tmp_path, fake, "evaluation.every=1")
+    stage.until_trainer_is_up()
+    for second in (50, 49):
+        stage.signs_of_life(REWARDS, STORAGE)
+        assert stage.poll(second) == []
+    stage.ray.last("RolloutActor.start").ends(ActorDiedError())
+    stage.signs_of_life(REWARDS, STORAGE)
+    messages = stage.poll(2)
+    assert PartFailed(part="the evaluation", reason="no answer for 100 s") in messages
