@@ -1,15 +1,16 @@
 """A whole step, generation, scoring and update, of staleflow beside TRL's GRPOTrainer.
 
     make trl        # once; nothing else needs it
-    python benchmarks/whole_step.py [--steps 12] [--bounds 0 1] [--rounds 2] [--json]
+    python benchmarks/whole_step.py [--steps 12] [--bounds 0 1] [--instances 1 2] [--rounds 2]
 
 Both train the built-in task from the same weights with the same batch (24 prompts x 8 responses of at most
 48 tokens), loss (DAPO's, no KL term), float32, learning rate and one optimizer update a step, on every
-response: groups whose rewards are all equal are not dropped. Both have all cores; TRL runs with one and with
-two threads, and the better one counts. The rate is response tokens trained on for each second of wall time
-between the end of the first step and the end of the last, so that neither start is in it. The systems take
-turns, round by round, because other work on the machine slows them all; the best round of each counts.
-Evaluation, checkpoints and W&B are off in both.
+response: groups whose rewards are all equal are not dropped. Both have all cores, and both are tried in the
+two ways that suit two cores, of which the better one counts: TRL with one and with two threads, staleflow
+with one rollout instance that has all the places and with two that have half of them. The rate is response
+tokens trained on for each second of wall time between the end of the first step and the end of the last, so
+that neither start is in it. The systems take turns, round by round, because other work on the machine slows
+them all; the best round of each counts. Evaluation, checkpoints and W&B are off in both.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -107,11 +109,14 @@ def trl_rate(config: Config, steps: int) -> dict[str, float]:
     }
 
 
-def staleflow_rate(bound: int, steps: int, output: Path) -> dict[str, float]:
+def staleflow_rate(bound: int, instances: int, steps: int, output: Path) -> dict[str, float]:
     """Run `staleflow run` with the default config, and read how fast it was from its metrics."""
     name = f"eta{bound}-{time.monotonic_ns()}"
     settings = (
         f"staleness.bound={bound}",
+        f"rollout.instances={instances}",
+        f"rollout.max_running={192 // instances}",
+        f"rollout.kv_capacity_tokens={16384 // instances}",
         f"run.steps={steps}",
         f"run.name={name}",
         f"run.output_dir={output}",
@@ -145,6 +150,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--bounds", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--instances", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--trl", action="store_true", help=argparse.SUPPRESS)
@@ -155,9 +161,10 @@ def main() -> None:
     best: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(options.rounds):
-            round_ = {f"TRL, {t} threads": trl_process(t, options.steps) for t in (1, 2)}
-            for bound in options.bounds:
-                round_[f"staleflow, eta {bound}"] = staleflow_rate(bound, options.steps, Path(folder))
+            round_ = {f"TRL, {t} thread{'s' * (t > 1)}": trl_process(t, options.steps) for t in (1, 2)}
+            for bound, instances in product(options.bounds, options.instances):
+                name = f"staleflow, eta {bound}, {instances} instance{'s' * (instances > 1)}"
+                round_[name] = staleflow_rate(bound, instances, options.steps, Path(folder))
             for name, figures in round_.items():
                 if name not in best or figures["tokens_per_s"] > best[name]["tokens_per_s"]:
                     best[name] = figures
@@ -165,12 +172,12 @@ def main() -> None:
         print(json.dumps(best))
         return
     reference = max(figures["tokens_per_s"] for name, figures in best.items() if name.startswith("TRL"))
-    print(f"{'':>18} {'tokens/s':>9} {'of TRL':>7} {'s a step':>9} {'length':>7} {'reward':>13} {'stale':>6}")
+    print(f"{'':>30} {'tokens/s':>9} {'of TRL':>7} {'s a step':>9} {'length':>7} {'reward':>13} {'stale':>6}")
     for name, f in best.items():
         rate, reward = f["tokens_per_s"], f"{f['reward_first']:.2f} to {f['reward_last']:.2f}"
         stale = f"{f.get('staleness_max', 0):.0f}"
         print(
-            f"{name:>18} {rate:>9,.0f} {rate / reference:>7.2f} {f['step_s']:>9.2f} "
+            f"{name:>30} {rate:>9,.0f} {rate / reference:>7.2f} {f['step_s']:>9.2f} "
             f"{f['response_len']:>7.1f} {reward:>13} {stale:>6}"
         )
 
