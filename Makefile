@@ -8,7 +8,8 @@ BIN := $(VENV)/bin
 # (PIP_INDEX_URL in the environment) to save gigabytes.
 TORCH := $(shell grep '^torch==' constraints.txt)
 ARGS ?=
-PYTEST_ARGS ?=
+# Two processes; a file's tests stay together, since they share what is dear to start (vLLM, a Ray cluster).
+PYTEST_ARGS ?= -n 2 --dist loadfile
 
 export OMP_NUM_THREADS ?= 1
 
