@@ -170,7 +170,8 @@ def _simulate_one(run: SweepRun, *, again: bool) -> int:
 
 
 def _start(command: str, run: SweepRun, console: str, options: list[str]) -> int:
-    arguments = [sys.executable, "-m", "staleflow.cli", command, *run.arguments, *options]
+    # -P: a checkout that one stands in would hide the installed package, and has no folder of this name.
+    arguments = [sys.executable, "-P", "-m", "staleflow.cli", command, *run.arguments, *options]
     if not any(argument.startswith("telemetry.console=") for argument in run.arguments):
         arguments.append(f"telemetry.console={console}")
     return subprocess.run(arguments, check=False).returncode

@@ -67,7 +67,15 @@ class Sweep:
     def command(self, folder: Path) -> list[str]:
         """`staleflow sweep` that makes these runs in `folder`/name."""
         return [
-            *(sys.executable, "-m", "staleflow.cli", "sweep", f"run.steps={self.steps}", *self.overrides),
+            *(
+                sys.executable,
+                "-P",
+                "-m",
+                "staleflow.cli",
+                "sweep",
+                f"run.steps={self.steps}",
+                *self.overrides,
+            ),
             *("--eta", _listed(self.bounds), "--axis", f"training.learning_rate={_listed(self.rates)}"),
             *("--seeds", _listed(self.seeds), "--name", self.name, "--output-dir", str(folder), "--resume"),
         ]

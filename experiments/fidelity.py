@@ -142,7 +142,7 @@ def _run(folder: Path, name: str, overrides: Sequence[str]) -> tuple[Config, str
     """A real run; returns its config, and the load of the machine before and after. Raises RunFailed."""
     before = _load()
     arguments = [*overrides, *COMMON, f"run.output_dir={folder}", f"run.name={name}"]
-    command = [sys.executable, "-m", "staleflow.cli", "run", *arguments]
+    command = [sys.executable, "-P", "-m", "staleflow.cli", "run", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RunFailed(f"the run {name} ended with exit code {done.returncode}: {done.stderr.strip()}")

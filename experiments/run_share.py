@@ -39,7 +39,15 @@ def share_of_run(folder: Path | None, *, steps: int) -> RunShare:
     if folder is not None:
         return _share(load_run(folder))
     with tempfile.TemporaryDirectory(prefix="staleflow-") as output:
-        command = [sys.executable, "-m", "staleflow.cli", "run", f"run.output_dir={output}", "run.name=short"]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "staleflow.cli",
+            "run",
+            f"run.output_dir={output}",
+            "run.name=short",
+        ]
         command += [f"run.steps={steps}", "evaluation.every=0", "telemetry.console=off"]
         command += ["cluster.start_timeout_s=600"]  # the machine may be busy
         done = subprocess.run(command, capture_output=True, text=True, check=False)

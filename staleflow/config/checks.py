@@ -183,11 +183,30 @@ def _cluster(config: Config) -> Iterator[Problem]:
             "cluster.shared_memory_dir",
             "an inline run keeps its weights in its own memory: leave it out, or set cluster.runtime to ray",
         )
+    if config.cluster.runtime == "inline" and config.cluster.transport != "auto":
+        yield "cluster.transport", "an inline run has no nodes: leave it out, or set cluster.runtime to ray"
     rollout = config.rollout
     if rollout.progress_interval_s >= rollout.lost_after_s:
         yield (
             "rollout.progress_interval_s",
             f"a healthy instance would count as lost after rollout.lost_after_s {rollout.lost_after_s:g}",
+        )
+
+
+def _gpus(config: Config) -> Iterator[Problem]:
+    placement, training = config.cluster.placement, config.training
+    for part in ("rollout", "training", "evaluation"):
+        gpus = getattr(placement, f"{part}_gpus") or 0
+        if gpus > 1 and gpus % 1:
+            yield f"cluster.placement.{part}_gpus", "Ray gives whole GPUs, or a part of one"
+    parallel = config.rollout.vllm.tensor_parallel
+    if config.rollout.engine == "vllm" and 0 < (placement.rollout_gpus or 0) < parallel > 1:
+        yield "cluster.placement.rollout_gpus", f"rollout.vllm.tensor_parallel needs {parallel}, or null"
+    ranks = training.deepspeed.ranks if training.trainer == "deepspeed" else 1
+    if ranks > 1 and 0 < (placement.training_gpus or 0) <= 0.5 and training.deepspeed.backend != "gloo":
+        yield (
+            "cluster.placement.training_gpus",
+            f"two of the {ranks} ranks could share a GPU, which NCCL refuses: 1, or training.deepspeed.ranks 1",
         )
 
 
@@ -277,6 +296,7 @@ _CHECKS: tuple[Callable[[Config], Iterator[Problem]], ...] = (
     _evaluation,
     _data,
     _cluster,
+    _gpus,
     _coordination,
     _redundancy,
     _simulation,

@@ -155,6 +155,7 @@ def test_all_problems_are_listed_a_line_each() -> None:
         (["data.path=x.jsonl"], "data.path", "reads no file"),
         (["data.size=10"], "data.batch_size", "data.size 10"),
         (["cluster.runtime=inline", "cluster.address=auto"], "cluster.address", "uses no cluster"),
+        (["cluster.runtime=inline", "cluster.transport=device"], "cluster.transport", "no nodes"),
         (
             ["cluster.runtime=inline", "cluster.shared_memory_dir=/x"],
             "cluster.shared_memory_dir",

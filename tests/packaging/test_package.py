@@ -34,6 +34,15 @@ def test_the_package_list_is_what_is_on_disk() -> None:
     assert set(SETUPTOOLS["packages"]) == {*code_folders(), "staleflow.configs"}
 
 
+def test_all_that_the_image_copies_reaches_docker() -> None:
+    ignored = (ROOT / ".dockerignore").read_text().split()
+    for line in (ROOT / "Dockerfile").read_text().splitlines():
+        if line.startswith("COPY "):
+            for name in line.split()[1:-1]:
+                assert (ROOT / name).exists(), name
+                assert f"!{name}" in ignored, name
+
+
 def test_constraints_pin_everything_that_is_depended_on() -> None:
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pinned = {line.partition("==")[0].lower().replace("_", "-") for line in lines if "==" in line}
