@@ -206,7 +206,7 @@ def _gpus(config: Config) -> Iterator[Problem]:
     if ranks > 1 and 0 < (placement.training_gpus or 0) <= 0.5 and training.deepspeed.backend != "gloo":
         yield (
             "cluster.placement.training_gpus",
-            f"two of the {ranks} ranks could share a GPU, which NCCL refuses: 1, or training.deepspeed.ranks 1",
+            f"two of the {ranks} ranks could share a GPU, which NCCL refuses: 1, or one rank",
         )
 
 

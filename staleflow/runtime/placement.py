@@ -28,6 +28,8 @@ from staleflow.errors import ConfigError, RunFailed
 
 Resources = Mapping[str, float]
 """Amounts by Ray's names of resources: CPU, GPU, or a custom one."""
+ROUNDING = 1e-6
+"""Parts of a GPU that make a whole one may add up to slightly more; Ray counts in steps of 1e-4."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +185,7 @@ def lack_of_resources(asked: Sequence[Share], nodes: Sequence[Resources]) -> str
     """
     has = {name: sum(node.get(name, 0.0) for node in nodes) for name in _names(asked)}
     wants = {name: sum(s.actors * s.resources.get(name, 0.0) for s in asked) for name in has}
-    short = {name: wants[name] for name in has if wants[name] > has[name]}
+    short = {name: wants[name] for name in has if wants[name] > has[name] + ROUNDING}
     if short:
         return (
             f"the run asks for {_amounts(short)}, and the cluster has {_amounts({n: has[n] for n in short})} "

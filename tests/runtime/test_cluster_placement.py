@@ -8,6 +8,7 @@ import pytest
 
 from staleflow.config import load_config
 from staleflow.config.schema import Config
+from staleflow.errors import ConfigError
 from staleflow.runtime.placement import Placement, Share, lack_of_resources, shares
 
 
@@ -91,6 +92,32 @@ def test_what_fits_is_not_complained_of() -> None:
     nodes = [{"CPU": 2.0}, {"CPU": 2.0}]
     assert lack_of_resources([share("rollout", 4, CPU=1), share("evaluation", 0, GPU=8)], nodes) == ""
     assert lack_of_resources([], []) == ""
+    thirds = [share("evaluation", 1, GPU=0.3), share("training", 3, GPU=0.2), share("rollout", 1, GPU=0.1)]
+    assert 0.3 + 3 * 0.2 + 0.1 > 1
+    assert lack_of_resources(thirds, [{"GPU": 1.0}]) == ""
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        (["cluster.placement.rollout_gpus=1.5"], "rollout_gpus"),
+        (
+            ["rollout.engine=vllm", "rollout.vllm.tensor_parallel=2", "cluster.placement.rollout_gpus=1"],
+            "rollout_gpus",
+        ),
+        (
+            [
+                "training.trainer=deepspeed",
+                "training.deepspeed.ranks=2",
+                "cluster.placement.training_gpus=0.5",
+            ],
+            "training_gpus",
+        ),
+    ],
+)
+def test_amounts_of_gpus_that_cannot_work_are_refused(settings: list[str], key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"cluster\.placement\.{key}"):
+        config(*settings)
 
 
 def test_without_a_group_options_ask_for_gpus_at_most() -> None:
