@@ -16,7 +16,7 @@ Invariants:
 - what the owner sent plus the deltas of all reports, in order, is the trajectory: no token is reported
   twice and none is left out, however often it is interrupted;
 - a refused command changes nothing but its place in `rejections`; a pull that fails leaves the old version
-  at work. Only an engine that fails in the middle of its work, or pulls that fail for `PULL_PATIENCE_S`,
+  at work. Only an engine that fails in the middle of its work, or pulls that fail for too long,
   raise (EngineError): then the runtime takes the whole instance as lost, and what was not reported is
   generated anew elsewhere.
 
@@ -40,6 +40,10 @@ from staleflow.rollout.engine import Delta, Engine, OnPull, segment_after
 
 PULL_PATIENCE_S = 60.0
 """An instance that cannot pull refuses all new groups, so after this long it had better be started anew."""
+
+
+class OnItsWay(TransportError):
+    """The version is still coming to this node."""
 
 
 class LeasedWeights(Protocol):
@@ -82,6 +86,7 @@ class RolloutInstance:
 
     `instance` and `incarnation` are those that commands must name. `clock` returns seconds;
     `progress_interval_s` is how often tokens of trajectories that are still running are reported.
+    `transfer_limit_s` is how long weights may take to come to this node.
     """
 
     def __init__(
@@ -94,6 +99,7 @@ class RolloutInstance:
         on_pull: OnPull,
         clock: Callable[[], float],
         progress_interval_s: float,
+        transfer_limit_s: float = PULL_PATIENCE_S,
     ) -> None:
         self._instance = instance
         self._incarnation = incarnation
@@ -102,6 +108,7 @@ class RolloutInstance:
         self._on_pull: OnPull = on_pull
         self._clock = clock
         self._progress_interval_s = progress_interval_s
+        self._transfer_limit_s = transfer_limit_s
         self._progress_at = clock() + progress_interval_s
         self._acked_seq = 0
         self._revision = 0
@@ -201,9 +208,7 @@ class RolloutInstance:
         try:
             with self._subscriber.lease() as lease:
                 if lease.version < command.version:
-                    raise TransportError(
-                        f"the newest version there is {lease.version}, not {command.version}"
-                    )
+                    raise OnItsWay(f"the newest version there is {lease.version}, not {command.version}")
                 # An earlier pull may have brought more than it was asked for.
                 if lease.version > before:
                     self._engine.load_weights(lease.tensors, lease.version, self._on_pull)
@@ -214,11 +219,12 @@ class RolloutInstance:
             if self._engine.version != before:
                 raise  # broken after the swap: neither the old version nor a working new one
             self._reject(command.seq, None, str(failure))
+            limit_s = self._transfer_limit_s if isinstance(failure, OnItsWay) else PULL_PATIENCE_S
             if self._refusing_since is None:
                 self._refusing_since = started
-            elif started - self._refusing_since > PULL_PATIENCE_S:
+            elif started - self._refusing_since > limit_s:
                 raise EngineError(
-                    f"{self._instance} could not pull for {PULL_PATIENCE_S:.0f} s: {failure}"
+                    f"{self._instance} could not pull for {limit_s:.0f} s: {failure}"
                 ) from failure
         except Exception as error:
             raise EngineError(f"{self._instance} broke while loading weights: {error!r}") from error

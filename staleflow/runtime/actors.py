@@ -136,6 +136,7 @@ class RolloutActor:
             on_pull=config.rollout.on_pull,
             clock=time.monotonic,
             progress_interval_s=config.rollout.progress_interval_s,
+            transfer_limit_s=config.cluster.start_timeout_s,  # as for the first version
         )
         threading.Thread(target=self._decode, args=(instance,), name="decode", daemon=True).start()
         return InstanceJoined(

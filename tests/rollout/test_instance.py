@@ -65,7 +65,9 @@ class Weights:
 class World:
     """One instance and the owner of its trajectories, who knows only what reports tell."""
 
-    def __init__(self, engine: Any, weights: Weights | None = None, interval: float = 1e9) -> None:
+    def __init__(
+        self, engine: Any, weights: Weights | None = None, interval: float = 1e9, **limits: float
+    ) -> None:
         self.clock = Clock()
         self.weights = weights or Weights()
         self.engine = engine
@@ -77,6 +79,7 @@ class World:
             on_pull="recompute",
             clock=self.clock,
             progress_interval_s=interval,
+            **limits,
         )
         self.seq = 0
         self.owned: dict[str, Trajectory] = {}
@@ -290,6 +293,20 @@ def test_a_failed_pull_keeps_the_old_version_and_no_route_sneaks_under_the_new_o
     world.apply(Pull(**world.named(), version=1), world.route(new_trajectory("t"), min_version=1))
     assert world.report().report.version == 1
     assert list(world.engine.trajectories()) == ["t"]
+
+
+@pytest.mark.parametrize(("broken", "limit_s"), [(True, 60), (False, 300)])
+def test_weights_that_are_long_on_their_way_are_no_failure_of_the_instance(
+    broken: bool, limit_s: int, new_fake: Build
+) -> None:
+    """A large model takes minutes to a far node. A pull that breaks is another matter."""
+    world = World(new_fake(), Weights(newest_version=0, broken=broken), transfer_limit_s=300.0)
+    for _ in range(2):
+        world.apply(Pull(**world.named(), version=1))
+        world.clock.spend(limit_s)
+    world.clock.spend(1)
+    with pytest.raises(EngineError, match=f"could not pull for {limit_s} s"):
+        world.apply(Pull(**world.named(), version=1))
 
 
 def test_a_pull_disturbs_nothing_in_flight_here_or_elsewhere(
