@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from concurrent.futures import Future
 from typing import Any
 
@@ -9,7 +12,7 @@ import pytest
 
 from staleflow.errors import RunFailed
 from staleflow.training.deepspeed import world as module
-from staleflow.training.deepspeed.peers import RankDied
+from staleflow.training.deepspeed.peers import ProcessPeer, RankDied
 from staleflow.training.deepspeed.world import World
 
 
@@ -104,3 +107,16 @@ def test_what_every_rank_refuses_breaks_nothing() -> None:
     peer.answers["work"] = 1
     assert world.run("work", 1) == [1, 1]
     assert not peer.killed
+
+
+@pytest.mark.timeout(240)
+def test_ctrl_c_leaves_a_rank_at_its_work() -> None:
+    """F37: it reaches every process of the terminal, and the step is to be finished and saved."""
+    peer = ProcessPeer(1)
+    try:
+        peer.ask("leave").result(200)  # it is up
+        os.kill(peer.pid, signal.SIGINT)
+        time.sleep(0.3)
+        assert peer.ask("leave").result(30) is None
+    finally:
+        peer.kill()

@@ -7,6 +7,7 @@ call at a time: one for the work, one for sending weights while work goes on.
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -92,7 +93,11 @@ class ProcessPeer:
 
 
 def _serve(rank: int, work: Connection, send: Connection) -> None:
-    """The child's side. Ends with the parent, in the middle of a call too."""
+    """The child's side. Ends with the parent, in the middle of a call too, and with nobody else.
+
+    Ctrl-C reaches it as well, but it is for the parent to finish the step, which takes every rank.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     from staleflow.training.deepspeed.rank import Rank
 
     mine = Rank(rank)
