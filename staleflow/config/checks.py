@@ -199,9 +199,10 @@ def _gpus(config: Config) -> Iterator[Problem]:
         gpus = getattr(placement, f"{part}_gpus") or 0
         if gpus > 1 and gpus % 1:
             yield f"cluster.placement.{part}_gpus", "Ray gives whole GPUs, or a part of one"
-    parallel = config.rollout.vllm.tensor_parallel
-    if config.rollout.engine == "vllm" and 0 < (placement.rollout_gpus or 0) < parallel > 1:
-        yield "cluster.placement.rollout_gpus", f"rollout.vllm.tensor_parallel needs {parallel}, or null"
+    parallel, engine = config.rollout.vllm.tensor_parallel, config.rollout.engine
+    for part, used in (("rollout", engine), ("evaluation", config.evaluation.engine or engine)):
+        if used == "vllm" and 0 < (getattr(placement, f"{part}_gpus") or 0) < parallel > 1:
+            yield f"cluster.placement.{part}_gpus", f"rollout.vllm.tensor_parallel needs {parallel}, or null"
     ranks = training.deepspeed.ranks if training.trainer == "deepspeed" else 1
     if ranks > 1 and 0 < (placement.training_gpus or 0) <= 0.5 and training.deepspeed.backend != "gloo":
         yield (

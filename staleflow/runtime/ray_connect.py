@@ -148,7 +148,10 @@ def _named_paths(config: Config, run_folder: Path) -> list[tuple[str, str]]:
         ("model.source", config.model.source),
         ("model.tokenizer", config.model.tokenizer),
         ("data.path", config.data.path),
+        ("data.options.held_out_path", config.data.options.get("held_out_path")),
+        ("training.kl.reference", config.training.kl.reference),
+        ("training.critic.source", config.training.critic.source),
     ):
-        if value is not None and not value.startswith("builtin:"):
+        if isinstance(value, str) and not value.startswith("builtin:"):
             paths.append((key, os.path.expanduser(value)))
     return paths

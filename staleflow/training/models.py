@@ -81,6 +81,17 @@ def context_length(folder: Path) -> int | None:
         ) from error
 
 
+def set_attention(model: PreTrainedModel, name: str | None) -> None:
+    """Let the model use the attention that transformers calls `name`. Raises ConfigError when it cannot."""
+    if name is None:
+        return
+    try:
+        model.set_attn_implementation(name)
+    except (ValueError, ImportError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ConfigError(f"training.attention {name!r} cannot be used here ({reason}): try sdpa") from error
+
+
 def load_model(source: str, dtype: str = "float32") -> PreTrainedModel:
     """Load the model on the CPU, in evaluation mode: dropout off, so that log-probs agree with the rollout's.
 

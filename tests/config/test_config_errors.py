@@ -155,6 +155,15 @@ def test_all_problems_are_listed_a_line_each() -> None:
         (["data.path=x.jsonl"], "data.path", "reads no file"),
         (["data.size=10"], "data.batch_size", "data.size 10"),
         (["cluster.runtime=inline", "cluster.address=auto"], "cluster.address", "uses no cluster"),
+        (
+            [
+                "evaluation.engine=vllm",
+                "rollout.vllm.tensor_parallel=2",
+                "cluster.placement.evaluation_gpus=1",
+            ],
+            "cluster.placement.evaluation_gpus",
+            "tensor_parallel needs 2",
+        ),
         (["cluster.runtime=inline", "cluster.transport=device"], "cluster.transport", "no nodes"),
         (
             ["cluster.runtime=inline", "cluster.shared_memory_dir=/x"],

@@ -4,7 +4,7 @@ import torch
 from staleflow.errors import ConfigError, RunFailed
 from staleflow.training import models
 from staleflow.training.algorithms import load_algorithm
-from staleflow.training.models import load_model
+from staleflow.training.models import load_model, set_attention
 
 
 def test_what_a_trainer_saved_loads_as_a_model(new_model, trainer_of, tmp_path):
@@ -77,3 +77,11 @@ def test_algorithms_are_found_by_name_or_dotted_path():
         load_algorithm("dappo")
     with pytest.raises(ConfigError, match="must be an Algorithm"):
         load_algorithm("math.pi")
+
+
+def test_attention_that_cannot_be_had_is_refused() -> None:
+    model = load_model("builtin:sums")
+    set_attention(model, None)
+    set_attention(model, "eager")
+    with pytest.raises(ConfigError, match=r"training\.attention 'foo' cannot be used here"):
+        set_attention(model, "foo")

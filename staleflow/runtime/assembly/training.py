@@ -12,7 +12,7 @@ from staleflow.registry import load_named
 from staleflow.runtime.assembly.control import kept_bound
 from staleflow.runtime.assembly.engines import build_model, limit_threads
 from staleflow.runtime.start import StartPoint
-from staleflow.training.models import model_folder
+from staleflow.training.models import model_folder, set_attention
 from staleflow.training.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -122,8 +122,7 @@ def _build_torch_trainer(config: Config) -> Trainer:
     training = config.training
     limit_threads(training.threads)
     objective, model = build_objective(config), build_model(config)
-    if training.attention is not None:
-        model.set_attn_implementation(training.attention)
+    set_attention(model, training.attention)
     return TorchTrainer(
         model,
         objective=objective,

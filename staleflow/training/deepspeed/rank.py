@@ -47,6 +47,7 @@ from staleflow.training.deepspeed.process_group import (
 from staleflow.training.deepspeed.settings import RankSettings
 from staleflow.training.dropout import without_dropout
 from staleflow.training.log_probs import token_log_probs
+from staleflow.training.models import set_attention
 from staleflow.training.objective import Measured
 from staleflow.training.step_metrics import StepMetrics
 from staleflow.training.trainer import TrainedTrajectory
@@ -96,8 +97,7 @@ class Rank:
             self.engine.destroy()
         self.settings, self.updates = settings, 0
         model = settings.make_model()
-        if settings.attention is not None:
-            model.set_attn_implementation(settings.attention)
+        set_attention(model, settings.attention)
         model = without_dropout(model, gradient_checkpointing=settings.gradient_checkpointing)
         if settings.make_reference is not None:
             self._reference = settings.make_reference().train(False).requires_grad_(False)
