@@ -47,7 +47,7 @@ def group_centred(group: Group) -> FloatArray:
 
 
 def leave_one_out(group: Group) -> FloatArray:
-    """`R_i + s_i - mean(R_j, j != i)`: RLOO (arXiv 2402.14740, section 3.4)."""
+    """`R_i + s_i - mean(R_j, j != i)`: RLOO (arXiv 2402.14740)."""
 
     def rule(rewards: Floats, shaping: Floats) -> Floats:
         others: Floats = (rewards.sum() - rewards) / (len(rewards) - 1)

@@ -81,8 +81,8 @@ def icepop(theta: Tensor, prox: Tensor, behaviour: Tensor, mask: Tensor, limits:
 def decoupled(theta: Tensor, prox: Tensor, behaviour: Tensor, mask: Tensor, limits: Limits) -> Corrected:
     """Weight `prox / behaviour`, not truncated: decoupled PPO.
 
-    Hilton et al., "Batch size-invariance for policy optimization" (arXiv 2110.00641, section 3); AReaL (arXiv
-    2505.24298, equation 5). There as here prox are the weights at the step's start. `tis` is this with
+    Hilton et al., "Batch size-invariance for policy optimization" (arXiv 2110.00641); AReaL (arXiv
+    2505.24298). There as here prox are the weights at the step's start. `tis` is this with
     the weight held to a cap, and is the same wherever no weight reaches the cap.
     """
     return _weighed(theta, prox, _exponential(prox - behaviour))
@@ -91,7 +91,7 @@ def decoupled(theta: Tensor, prox: Tensor, behaviour: Tensor, mask: Tensor, limi
 def sequence_mask(theta: Tensor, prox: Tensor, behaviour: Tensor, mask: Tensor, limits: Limits) -> Corrected:
     """`tis`, but weight 0 for a trajectory whose geometric mean of prox / behaviour lies outside the band.
 
-    Geometric rejection with truncated token weights (Liu et al., "When Speed Kills Stability", part 3). The
+    Geometric rejection with truncated token weights (Liu et al., "When Speed Kills Stability"). The
     mean does not grow with length, as the product does.
     """
     low, high = limits.sequence_band

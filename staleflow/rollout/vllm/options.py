@@ -28,7 +28,6 @@ SET_ELSEWHERE = {
     "enforce_eager": "rollout.vllm.enforce_eager",
     "enable_prefix_caching": "rollout.vllm.prefix_caching",
     "num_gpu_blocks_override": _KV_SIZE,
-    "kv_cache_memory_bytes": _KV_SIZE,
 }
 """Arguments of vLLM that have a key of their own."""
 FIXED = ("logprobs_mode", "load_format", "skip_tokenizer_init", "worker_extension_cls", "generation_config")

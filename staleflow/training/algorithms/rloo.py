@@ -1,4 +1,4 @@
-"""RLOO (arXiv 2402.14740, section 3.4): REINFORCE on whole responses, the other members as baseline.
+"""RLOO (arXiv 2402.14740): REINFORCE on whole responses, the other members as baseline.
 
 ::
 
