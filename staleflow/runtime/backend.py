@@ -89,6 +89,14 @@ class Evaluated:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationFailed:
+    """A weight version could not be evaluated, and will not be; the next ones may."""
+
+    version: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PartFailed:
     """A part without which the run cannot go on is gone for good."""
 
@@ -108,6 +116,7 @@ Message = (
     | TrainerUp
     | CheckpointSaved
     | Evaluated
+    | EvaluationFailed
     | PartFailed
 )
 

@@ -62,6 +62,7 @@ from staleflow.runtime.backend import (
     Backend,
     CheckpointSaved,
     Evaluated,
+    EvaluationFailed,
     InstanceDown,
     InstanceUpdated,
     Message,
@@ -292,6 +293,10 @@ class RunLoop:
                 self._evaluations.done(message.version)
                 self._observer.evaluated(message)
                 self._journal.evaluated(message.version, message.seconds)
+                self._start_evaluation()
+            case EvaluationFailed(version=version, reason=reason):
+                self._evaluations.done(version)
+                self._observer.event("evaluation_failed", f"version {version} is not evaluated: {reason}")
                 self._start_evaluation()
             case PartFailed(part=part, reason=reason, blame_user=blame_user):
                 raise UserError(reason) if blame_user else RunFailed(f"{part} failed: {reason}")

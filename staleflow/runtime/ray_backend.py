@@ -34,6 +34,7 @@ from staleflow.runtime.actors import (
 )
 from staleflow.runtime.assembly import instance_names
 from staleflow.runtime.backend import (
+    EvaluationFailed,
     InstanceDown,
     InstanceUpdated,
     Message,
@@ -54,7 +55,7 @@ ANSWER_WAIT_S = 2.0
 SILENT_LIMIT_S = 60.0
 """Without a sign of life from the rewards or the parameter server for this long, they are taken for dead."""
 MAX_RESTARTS = 3
-"""Restarts of one instance; then it stays down."""
+"""Restarts of one instance; then it stays down. Of the evaluation; then the run fails."""
 CLOSE_WAIT_S = 5.0
 """How long a part may take to end in good order before its process is killed."""
 
@@ -88,6 +89,7 @@ class RayBackend:
         self._to_start: deque[str] = deque()  # instances whose turn to start has not come
         self._trainer: Any = None
         self._evaluator: Any = None
+        self._evaluator_failures = 0
         self._reward: Any = None
         self._server: Any = None
         self._weights: Handle | None = None
@@ -150,7 +152,17 @@ class RayBackend:
             self.release(version)
             return [message]
 
-        self._calls.expect(self._evaluator.evaluate.remote(version), "the evaluation", done)
+        def failed(reason: str, blame_user: bool) -> list[Message]:
+            self._evaluator_failures += 1
+            if blame_user or self._evaluator_failures > MAX_RESTARTS:
+                return [PartFailed(part="the evaluation", reason=reason, blame_user=blame_user)]
+            self.release(version)
+            ray.kill(self._evaluator)
+            self._start_evaluator()
+            return [EvaluationFailed(version=version, reason=reason)]
+
+        call = self._evaluator.evaluate.remote(version)
+        self._calls.expect(call, "the evaluation", done, on_error=failed)
 
     def release(self, version: int) -> None:
         """The trainer holds it."""
@@ -184,18 +196,17 @@ class RayBackend:
         self._weights = weights
         self._await_life()
         if self._config.evaluation.every:
-            places = self._placement.options("evaluation")
-            evaluator = _actor(EvaluatorActor, places)
-            self._evaluator = evaluator.remote(self._config, weights, self._logs)
-            self._calls.expect(
-                self._evaluator.start.remote(),
-                "the evaluation",
-                self._on_evaluator_up,
-                limit_s=self._config.cluster.start_timeout_s,
-            )
+            self._start_evaluator()
         if self._evaluator is None or not self._placement.shares_gpus:
             self._start_trainer()
         return []
+
+    def _start_evaluator(self) -> None:
+        evaluator = _actor(EvaluatorActor, self._placement.options("evaluation"))
+        self._evaluator = evaluator.remote(self._config, self._weights, self._logs)
+        limit_s = self._config.cluster.start_timeout_s
+        start = self._evaluator.start.remote()
+        self._calls.expect(start, "the evaluation", self._on_evaluator_up, limit_s=limit_s)
 
     def _on_evaluator_up(self, _: None) -> list[Message]:
         if self._trainer is None:

@@ -247,3 +247,16 @@ def test_ctrl_c_in_the_middle_of_a_save_leaves_a_whole_checkpoint(start: Callabl
     assert (command.folder / "report.html").exists()
     report = audit_ledger(command.folder)
     assert (report.violations, report.steps) == ((), found[0])
+
+
+def test_an_evaluation_that_dies_costs_its_version_and_not_the_run(start: Callable[..., Command]) -> None:
+    """F16: its process is killed; another takes the next versions, and the last one is evaluated."""
+    command = start("evaluation.every=1", "evaluation.prompts=4", "run.steps=12", "data.size=256")
+    command.wait_for(lambda: command.rows("eval"), START_LIMIT_S, "the first evaluation")
+    command.actor("EvaluatorActor").kill()
+    assert command.end() == 0, command.output.read_text()
+    failed = [r for r in command.rows("event") if r["event/name"] == "evaluation_failed"]
+    assert len(failed) == 1
+    assert command.rows("eval")[-1]["eval/weight_version"] == 12
+    assert audit_ledger(command.folder).violations == ()
+    command.assert_nothing_left()
