@@ -106,7 +106,7 @@ QUICK = (
         name="virtual",
         bounds=BOUNDS,
         rates=(3e-4,),
-        seeds=(0, 1),
+        seeds=(0, 1, 2),
         steps=24,
         overrides=(*_VIRTUAL, "data.batch_size=8", "evaluation.every=6", "evaluation.prompts=128"),
         together=True,
