@@ -1,4 +1,4 @@
-"""Several raylets on this machine: weights on every node, parts where they should be, and a node killed.
+"""Weights on every node of several on this machine, one of which stands still or loses its holder.
 
 All tests share one cluster of three, each node with its own weights in shared memory. The machine's memory is
 one, so what cannot be seen here is the speed of a network. Where NIXL is installed weights go by it.
@@ -6,14 +6,12 @@ one, so what cannot be seen here is the speed of a network. Where NIXL is instal
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +20,9 @@ import psutil
 import pytest
 import ray
 from numpy.typing import NDArray
-from ray.util.placement_group import placement_group_table
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-from test_ray_run import HERE, RUNTIME_TESTS, Command
+from test_ray_run import RUNTIME_TESTS
 
-from staleflow.audit import audit_ledger
 from staleflow.errors import TransportError
 from staleflow.servers.directory import DIRECTORY_GROUPS, WeightDirectory
 from staleflow.servers.shared_memory import SharedMemoryHandle
@@ -34,10 +30,9 @@ from staleflow.servers.transport import wait_for_weights
 
 sys.path.insert(0, str(RUNTIME_TESTS))
 
-from toy import make_model_folder
 
-ROOT = HERE.parent.parent
-LIMIT_S = 240
+from ray_cluster import LIMIT_S, Cluster, connected, wait_until
+
 MEGABYTES = 48
 PIECE_BYTES = 2**20
 
@@ -51,90 +46,11 @@ def weights(version: int) -> dict[str, NDArray[Any]]:
     }
 
 
-class Cluster:
-    """`scripts/local_cluster.py` under way."""
-
-    def __init__(self, folder: Path) -> None:
-        self.address_file = folder / "address"
-        # Its processes take the parts of the tests from here, as nodes would from what is installed there.
-        given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-        self.environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join([str(ROOT), str(RUNTIME_TESTS), str(HERE), *filter(None, given)]),
-            "RAY_AUTH_MODE": "disabled",
-        }
-        self.output = folder / "cluster.txt"
-        with self.output.open("w") as output:
-            self.process = subprocess.Popen(
-                [
-                    sys.executable,
-                    str(ROOT / "scripts" / "local_cluster.py"),
-                    "--address-file",
-                    str(self.address_file),
-                ],
-                env=self.environment,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        wait_until(self.address_file.exists, "the cluster", lambda: self.output.read_text())
-        self.address = self.address_file.read_text()
-
-    def raylet(self, number: int) -> psutil.Process:
-        """The process of a node."""
-        for process in psutil.Process(self.process.pid).children():
-            with contextlib.suppress(psutil.ZombieProcess):  # one that was killed
-                if process.name() == "raylet" and f"node_{number},4" in " ".join(process.cmdline()):
-                    return process
-        raise AssertionError(f"no raylet of node {number}")
-
-    def actors(self, number: int) -> set[str]:
-        """Classes of the actors that are on a node."""
-        found = set()
-        for process in self.raylet(number).children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                title = " ".join(process.cmdline())
-                if title.startswith("ray::"):
-                    found.add(title.removeprefix("ray::").split(".")[0].split()[0])
-        return found
-
-    def add_node(self) -> None:
-        self.process.send_signal(signal.SIGUSR1)
-
-    def end(self) -> None:
-        family = psutil.Process(self.process.pid).children(recursive=True)
-        self.process.send_signal(signal.SIGINT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(30)
-        for process in [*family, self.process]:
-            with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
-                process.kill()
-
-
-def wait_until(what: Callable[[], object], name: str, more: Callable[[], object] = str) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not what():
-        assert time.monotonic() < deadline, f"no {name} in {LIMIT_S} s: {more()}"
-        time.sleep(0.1)
-
-
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     cluster = Cluster(tmp_path_factory.mktemp("cluster"))
     yield cluster
     cluster.end()
-
-
-@contextlib.contextmanager
-def connected(cluster: Cluster) -> Iterator[None]:
-    """This process as a driver."""
-    if ray.is_initialized():
-        yield
-        return
-    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
-    try:
-        yield
-    finally:
-        ray.shutdown()
 
 
 # ---------------------------------------------------------------------- weights
@@ -208,7 +124,6 @@ class Scene:
             if node["Alive"]
         }
         self.nodes = [ids[f"node_{n}"] for n in range(3)]
-        # On the first node, for a later test kills another.
         self.directory: Any = ray.remote(
             num_cpus=0, concurrency_groups=DIRECTORY_GROUPS, scheduling_strategy=self._at(0)
         )(WeightDirectory).remote()
@@ -322,67 +237,3 @@ def test_a_node_whose_holder_dies_in_the_middle_of_a_transfer_gets_another(scene
     scene.until_on(0, 1)
     scene.until_on(2)
     assert [scene.looks(n) for n in range(3)] == [(scene.version, True)] * 3
-
-
-# ---------------------------------------------------------------------- a whole run
-
-
-def test_a_run_on_three_nodes_outlives_one_and_takes_in_another(
-    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Parts are where the config says; kill -9 of a raylet costs its instance, and one that joins gets it."""
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    head = "cluster.placement.resources={servers: {node_0: 1}, reward: {node_0: 1}, training: {node_0: 1}}"
-    model = make_model_folder(tmp_path / "model")
-    command = Command(
-        model,
-        tmp_path,
-        "run.steps=500",
-        "data.size=3000",
-        f"cluster.address={cluster.address}",
-        "cluster.placement.rollout_cpus=4",  # all of a node
-        head,
-    )
-
-    def until_step(step: int) -> None:
-        command.wait_for(lambda: len(command.rows("train")) > step, LIMIT_S, f"step {step}")
-
-    try:
-        until_step(1)
-        assert cluster.actors(0) >= {
-            "TrajectoryServerActor",
-            "WeightDirectoryActor",
-            "RewardActor",
-            "TrainerActor",
-        }
-        for number in (1, 2):
-            assert {"RolloutActor", "WeightHolder"} <= cluster.actors(number)
-            assert "TrainerActor" not in cluster.actors(number)
-        cluster.raylet(2).kill()
-
-        def said(name: str) -> int:
-            return sum(row["event/name"] == name for row in command.rows("event"))
-
-        command.wait_for(lambda: said("instance_down"), LIMIT_S, "news of the lost instance")
-        steps = len(command.rows("train"))
-        until_step(steps + 2)  # the other instance has its trajectories
-        joined = said("instance_up")
-        cluster.add_node()
-        command.wait_for(lambda: said("instance_up") > joined, LIMIT_S, "the instance on the new node")
-        until_step(len(command.rows("train")) + 1)
-        os.killpg(command.process.pid, signal.SIGINT)
-        assert command.end() == 130, command.output.read_text()
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            command.process.kill()
-        command.process.wait(10)
-    report = audit_ledger(command.folder)
-    assert report.violations == ()
-    assert report.max_staleness <= 1
-    left = {"RolloutActor", "WeightHolder", "TrainerActor", "TrajectoryServerActor", "RewardActor"}
-    wait_until(
-        lambda: not left & (cluster.actors(0) | cluster.actors(1) | cluster.actors(3)), "end of actors"
-    )
-    with connected(cluster):
-        assert {group["state"] for group in placement_group_table().values()} == {"REMOVED"}
-    wait_until(lambda: list(command.shared.glob("staleflow-ps-*")) == [], "empty shared memory")
