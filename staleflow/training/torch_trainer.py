@@ -35,7 +35,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from staleflow.data.trajectory import FloatArray, TrainBatch
-from staleflow.errors import ProtocolError, RunFailed
+from staleflow.errors import RunFailed
 from staleflow.training.batching import MicroBatch, Row, micro_batches
 from staleflow.training.critic import Critic, critic_metrics
 from staleflow.training.dropout import without_dropout
@@ -43,7 +43,14 @@ from staleflow.training.host_weights import HostWeights
 from staleflow.training.log_probs import token_log_probs
 from staleflow.training.objective import Measured, Objective
 from staleflow.training.step_metrics import StepMetrics
-from staleflow.training.trainer import TrainedTrajectory, TrainResult, nothing
+from staleflow.training.trainer import (
+    TrainedTrajectory,
+    TrainResult,
+    check_step,
+    nothing,
+    result_of,
+    warmed_up_rate,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -107,10 +114,7 @@ class TorchTrainer:
 
     def train(self, batch: TrainBatch, before_update: Callable[[], None] = nothing) -> TrainResult:
         """One batch, one new version. Raises ProtocolError, and changes nothing, for another step's batch."""
-        if batch.step != self._version:
-            raise ProtocolError(
-                f"the batch is of step {batch.step}, but the weights are version {self._version}"
-            )
+        check_step(batch, self._version)
         learning_rate = self._warmed_up_rate()
         metrics = StepMetrics()
         rows = self._objective.lay_out(batch)
@@ -124,18 +128,8 @@ class TorchTrainer:
                 critic_updates.append(self._critic.update(micros))
             for micro in micros:
                 records |= {record.trajectory_id: record for record in micro.trained(self._version)}
-        members = [member.trajectory.trajectory_id for group in batch.groups for member in group]
-        result = TrainResult(
-            version_start=self._version,
-            version=self._version + 1,
-            trained=tuple(records[member] for member in members),
-            metrics={
-                **metrics.values(),
-                **critic_metrics(updates, critic_updates),
-                "train/learning_rate": learning_rate,
-                "train/trajectories": float(sum(record.tokens > 0 for record in records.values())),
-                "train/masked_trajectories": float(sum(record.tokens == 0 for record in records.values())),
-            },
+        result = result_of(
+            batch, records, {**metrics.values(), **critic_metrics(updates, critic_updates)}, learning_rate
         )
         self._version += 1
         return result
@@ -182,8 +176,8 @@ class TorchTrainer:
         """Nothing to free: memory goes with the object."""
 
     def _warmed_up_rate(self) -> float:
-        """Set and return this step's learning rate: linear over the first `warmup_steps` versions."""
-        rate = self._learning_rate * min(1.0, (self._version + 1) / max(self._warmup_steps, 1))
+        """Set and return this step's learning rate."""
+        rate = warmed_up_rate(self._learning_rate, self._version, self._warmup_steps)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         return rate

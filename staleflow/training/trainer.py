@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from staleflow.data.trajectory import TrainBatch
+from staleflow.errors import ProtocolError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +40,38 @@ class TrainResult:
 
 def nothing() -> None:
     """Nothing is to be waited for."""
+
+
+def warmed_up_rate(learning_rate: float, version: int, warmup_steps: int) -> float:
+    """The learning rate of the step at weights `version`: linear over the first `warmup_steps` versions."""
+    return learning_rate * min(1.0, (version + 1) / max(warmup_steps, 1))
+
+
+def check_step(batch: TrainBatch, version: int) -> None:
+    """Raises ProtocolError for the batch of another step than the one at weights `version`."""
+    if batch.step != version:
+        raise ProtocolError(f"the batch is of step {batch.step}, but the weights are version {version}")
+
+
+def result_of(
+    batch: TrainBatch,
+    records: Mapping[str, TrainedTrajectory],
+    metrics: Mapping[str, float],
+    learning_rate: float,
+) -> TrainResult:
+    """The outcome of a step, from what was read off the tensors by trajectory id, and what was measured."""
+    members = [member.trajectory.trajectory_id for group in batch.groups for member in group]
+    return TrainResult(
+        version_start=batch.step,
+        version=batch.step + 1,
+        trained=tuple(records[member] for member in members),
+        metrics={
+            **metrics,
+            "train/learning_rate": learning_rate,
+            "train/trajectories": float(sum(record.tokens > 0 for record in records.values())),
+            "train/masked_trajectories": float(sum(record.tokens == 0 for record in records.values())),
+        },
+    )
 
 
 class Trainer(Protocol):

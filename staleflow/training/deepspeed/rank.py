@@ -50,7 +50,7 @@ from staleflow.training.log_probs import token_log_probs
 from staleflow.training.models import set_attention
 from staleflow.training.objective import Measured
 from staleflow.training.step_metrics import StepMetrics
-from staleflow.training.trainer import TrainedTrajectory
+from staleflow.training.trainer import TrainedTrajectory, warmed_up_rate
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -133,7 +133,7 @@ class Rank:
         `before_update` is called before each change of weights: on rank 0 it waits until they have been sent.
         """
         settings, metrics = self.settings, StepMetrics()
-        rate = settings.learning_rate * min(1.0, (version + 1) / max(settings.warmup_steps, 1))
+        rate = warmed_up_rate(settings.learning_rate, version, settings.warmup_steps)
         for group in self.engine.optimizer.param_groups:
             group["lr"] = rate
         records: dict[str, TrainedTrajectory] = {}

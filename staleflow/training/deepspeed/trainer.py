@@ -19,13 +19,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from staleflow.data.trajectory import TrainBatch
-from staleflow.errors import ProtocolError
 from staleflow.training.deepspeed.rank import StepPart
 from staleflow.training.deepspeed.settings import RankSettings
 from staleflow.training.deepspeed.world import World
 from staleflow.training.host_weights import GatheredWeights, HostWeights
 from staleflow.training.step_metrics import StepMetrics
-from staleflow.training.trainer import TrainResult, nothing
+from staleflow.training.trainer import TrainResult, check_step, nothing, result_of
 
 
 class DeepSpeedTrainer:
@@ -54,25 +53,14 @@ class DeepSpeedTrainer:
     def train(self, batch: TrainBatch, before_update: Callable[[], None] = nothing) -> TrainResult:
         """See `Trainer`. Raises RunFailed, and can then only be closed, when a rank dies, fails or hangs."""
         version = self._version
-        if batch.step != version:
-            raise ProtocolError(f"the batch is of step {batch.step}, but the weights are version {version}")
+        check_step(batch, version)
         parts: list[StepPart] = self._world.run(
             "train", batch, version, own=lambda: self._world.rank.train(batch, version, before_update)
         )
         self._version += 1
         records = {name: record for part in parts for name, record in part.records.items()}
-        members = [member.trajectory.trajectory_id for group in batch.groups for member in group]
-        return TrainResult(
-            version_start=version,
-            version=self._version,
-            trained=tuple(records[member] for member in members),
-            metrics={
-                **StepMetrics.merged([part.metrics for part in parts]).values(),
-                "train/learning_rate": parts[0].learning_rate,
-                "train/trajectories": float(sum(record.tokens > 0 for record in records.values())),
-                "train/masked_trajectories": float(sum(record.tokens == 0 for record in records.values())),
-            },
-        )
+        metrics = StepMetrics.merged([part.metrics for part in parts]).values()
+        return result_of(batch, records, metrics, parts[0].learning_rate)
 
     def weights(self) -> Mapping[str, NDArray[Any]]:
         """float32 arrays under state-dict names, tied weights under each of theirs, made one by one.
