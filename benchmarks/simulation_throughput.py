@@ -23,7 +23,7 @@ from pathlib import Path
 
 from staleflow.coordination.cost_model import CostModel
 from staleflow.protocol.records import Trained
-from staleflow.simulation.lengths import lognormal
+from staleflow.simulation.response_lengths import lognormal
 from staleflow.simulation.settings import ClusterSettings, TrainerCosts
 from staleflow.simulation.simulate import simulate_policy
 from staleflow.simulation.watch import Watch

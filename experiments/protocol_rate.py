@@ -32,9 +32,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from staleflow.coordination.effects import Append
+from staleflow.coordination.actions import Append
 from staleflow.coordination.outbox import Outbox
-from staleflow.coordination.population import Member
+from staleflow.coordination.trajectory_table import Member
 from staleflow.protocol.buffer import StalenessBuffer
 from staleflow.protocol.records import (
     Consume,
@@ -112,9 +112,9 @@ class Ledgered:
 
     def _record(self, record: Record) -> None:
         self._outbox.record(record)
-        for effect in self._outbox.take():
-            if isinstance(effect, Append):
-                self._ledger.append(effect.record, effect.seq, effect.attempt)
+        for action in self._outbox.take():
+            if isinstance(action, Append):
+                self._ledger.append(action.record, action.seq, action.attempt)
 
     def reserve(self, group: str, version: int) -> None:
         """Reserve, recorded."""

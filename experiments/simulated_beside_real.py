@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from staleflow.experiments.study import Finding, Table
 from staleflow.reporting.headline import headline
 from staleflow.reporting.load import RunData
-from staleflow.reporting.shares import CAUSES, total, working_seconds
+from staleflow.reporting.utilization import CAUSES, total, working_seconds
 
 THROUGHPUT_GOAL = 0.15
 """Largest deviation of the simulated throughput."""

@@ -17,10 +17,10 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from staleflow.coordination.actions import Action, DrawGroups, Score, Send, Train
 from staleflow.coordination.commands import Abort, Command, Interrupt, Pull, Route
 from staleflow.coordination.control import Control
 from staleflow.coordination.cost_model import CostModel
-from staleflow.coordination.effects import DrawGroups, Effect, Score, Send, Train
 from staleflow.coordination.events import (
     DrawnGroup,
     Event,
@@ -33,7 +33,7 @@ from staleflow.coordination.events import (
 )
 from staleflow.coordination.reports import InstanceReport, TrajectoryReport
 from staleflow.protocol.records import Trained
-from staleflow.runtime.heap import Heap
+from staleflow.runtime.gc_tuning import Heap
 
 INTERVAL_S = 0.05
 """`coordination.interval_ms` of the default config."""
@@ -148,10 +148,10 @@ class SyntheticCluster:
         seconds, routes = 0.0, 0
         while True:
             began = time.process_time()
-            effects = self.control.cycle(self._now)
+            actions = self.control.cycle(self._now)
             seconds += time.process_time() - began
-            fresh = sum(isinstance(e, Send) and isinstance(e.command, Route) for e in effects)
-            self._perform(effects)
+            fresh = sum(isinstance(e, Send) and isinstance(e.command, Route) for e in actions)
+            self._perform(actions)
             if not fresh:
                 break
             routes += fresh
@@ -171,9 +171,9 @@ class SyntheticCluster:
         reports_s = self._handle(reports)
         others_s = self._handle(others)
         began = time.process_time()
-        effects = self.control.cycle(self._now)
+        actions = self.control.cycle(self._now)
         cycle_s = time.process_time() - began
-        self._perform(effects)
+        self._perform(actions)
         heap_s = self._settle_heap()
         missing = (self._pending - len(self.control.population.pending)) // GROUP_SIZE
         if self._missing:
@@ -185,7 +185,7 @@ class SyntheticCluster:
             reports=len(reports),
             others_s=others_s,
             others=len(others),
-            commands=sum(isinstance(e, Send) for e in effects),
+            commands=sum(isinstance(e, Send) for e in actions),
             heap_s=heap_s,
         )
 
@@ -322,18 +322,18 @@ class SyntheticCluster:
     def _handle(self, events: Iterable[Event]) -> float:
         """CPU seconds that `Control` takes for these events."""
         events = list(events)
-        effects: list[Effect] = []
+        actions: list[Action] = []
         handle = self.control.handle
         began = time.process_time()
         for event in events:
-            effects += handle(event)
+            actions += handle(event)
         seconds = time.process_time() - began
-        self._perform(effects)
+        self._perform(actions)
         return seconds
 
-    def _perform(self, effects: Iterable[Effect]) -> None:
-        for effect in effects:
-            match effect:
+    def _perform(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            match action:
                 case Send(command=command):
                     self._instances[command.instance].inbox.append(command)
                 case Score(trajectory_id=trajectory_id):
@@ -342,5 +342,5 @@ class SyntheticCluster:
                     self._missing = count
                 case Train():
                     self._heap_is_due = True
-                    self._train = effect
+                    self._train = action
                     self._trained_at = self.intervals + TRAINING_INTERVALS

@@ -41,7 +41,7 @@ def main() -> None:
     if options.nodes < 1 or options.object_store_mb < 76:
         parser.error("--nodes is at least 1, and Ray's object store at least 76 MB")
 
-    from staleflow.runtime.ray_connect import use_token
+    from staleflow.runtime.backends.ray.connect import use_token
 
     use_token()  # as `ray start` and a run with cluster.address do, which then agree
     from ray.cluster_utils import Cluster

@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from staleflow.config.base import Section, UnknownName
-from staleflow.config.names import key_paths, nearest, suggestion
+from staleflow.config.key_names import key_paths, nearest, suggestion
 from staleflow.config.yaml_text import Layer, Path, dump_scalar
 from staleflow.errors import ConfigError
 

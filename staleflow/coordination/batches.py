@@ -22,12 +22,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from staleflow.coordination.effects import Discard, DrawGroups, Finish, Train
+from staleflow.coordination.actions import Discard, DrawGroups, Finish, Train
 from staleflow.coordination.events import Rewarded
 from staleflow.coordination.outbox import Outbox
-from staleflow.coordination.population import Group, Member, Population
-from staleflow.coordination.spares import Left, plan_swaps
+from staleflow.coordination.redundancy import Left, plan_swaps
 from staleflow.coordination.stragglers import UNFINISHED, StragglerRule, stragglers, waited_for
+from staleflow.coordination.trajectory_table import Group, Member, TrajectoryTable
 from staleflow.protocol.buffer import StalenessBuffer
 from staleflow.protocol.lifecycle import TrajectoryState
 from staleflow.protocol.records import (
@@ -65,7 +65,7 @@ class Batches:
         self,
         *,
         buffer: StalenessBuffer,
-        population: Population,
+        population: TrajectoryTable,
         outbox: Outbox,
         settings: BatchSettings,
         group_filter: GroupFilter | None,

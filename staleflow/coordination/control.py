@@ -1,4 +1,4 @@
-"""`Control`: the single writer of staleness buffer, lifecycle and ledger. Events and time in, effects out.
+"""`Control`: the single writer of staleness buffer, lifecycle and ledger. Events and time in, actions out.
 
 Invariants
 ----------
@@ -20,11 +20,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from staleflow.coordination.actions import Action, GiveUp, Resample, Score, Send, Truncate
 from staleflow.coordination.batches import Batches, BatchSettings, GroupFilter
 from staleflow.coordination.commands import Abort, Command, Interrupt, Route, renumbered
 from staleflow.coordination.coordinator import Coordinator
 from staleflow.coordination.cost_model import START_VALUES
-from staleflow.coordination.effects import Effect, GiveUp, Resample, Score, Send, Truncate
 from staleflow.coordination.events import (
     Ended,
     Event,
@@ -42,14 +42,14 @@ from staleflow.coordination.events import (
     WaitingExternal,
 )
 from staleflow.coordination.fleet import Fleet
-from staleflow.coordination.lengths import LengthStatistics
+from staleflow.coordination.length_statistics import LengthStatistics
 from staleflow.coordination.online_costs import OnlineCosts
 from staleflow.coordination.outbox import Outbox
-from staleflow.coordination.population import Member, Population
-from staleflow.coordination.progress import Deadlines, ProgressWatch
 from staleflow.coordination.reports import InstanceReport, Rejection, TrajectoryReport
 from staleflow.coordination.snapshot import Resident, Snapshot
 from staleflow.coordination.stragglers import StragglerRule
+from staleflow.coordination.timeouts import Deadlines, ProgressWatch
+from staleflow.coordination.trajectory_table import Member, TrajectoryTable
 from staleflow.errors import ProtocolError
 from staleflow.protocol.buffer import StalenessBuffer
 from staleflow.protocol.records import EndReason, Lower, Record, Reserve
@@ -92,7 +92,7 @@ class Control:
         """
         patience = patience or Patience()
         self.buffer = buffer
-        self.population = Population()
+        self.population = TrajectoryTable()
         self.fleet = Fleet()
         self._outbox = Outbox(attempt=attempt, next_seq=next_seq)
         self.batches = Batches(
@@ -119,7 +119,7 @@ class Control:
 
     # ------------------------------------------------------------------ the two entries
 
-    def handle(self, event: Event) -> list[Effect]:
+    def handle(self, event: Event) -> list[Action]:
         """Take a fact in. Raises ProtocolError when it contradicts what is known."""
         if isinstance(event, Reported):  # most events are; none of them lets training go on by itself
             self._on_report(event.report)
@@ -160,7 +160,7 @@ class Control:
         self.batches.advance()
         return self._outbox.take()
 
-    def cycle(self, now: float) -> list[Effect]:
+    def cycle(self, now: float) -> list[Action]:
         """Look after what is overdue, let the coordinator decide, and draw what can be placed.
 
         `now` is in seconds on any clock that does not go backwards.
@@ -178,7 +178,7 @@ class Control:
             self.batches.advance()
         return self._outbox.take()
 
-    def note(self, record: Record) -> list[Effect]:
+    def note(self, record: Record) -> list[Action]:
         """Append a record that is no transition: the run's start, or a resume."""
         self._outbox.record(record)
         return self._outbox.take()

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from staleflow.coordination.commands import Command
-from staleflow.coordination.kept import Kept
+from staleflow.coordination.identity_cache import Kept
 from staleflow.coordination.migration import MigrationStrategy
 from staleflow.coordination.routing import RoutingStrategy
 from staleflow.coordination.snapshot import InstanceView, Snapshot

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Protocol
 
-from staleflow.coordination.kept import Kept
+from staleflow.coordination.identity_cache import Kept
 from staleflow.coordination.routing import KV_HEADROOM, has_room
 from staleflow.coordination.snapshot import Resident
 from staleflow.coordination.speculative import InstanceState, SpeculativeState

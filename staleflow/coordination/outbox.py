@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from staleflow.coordination.effects import Append, Effect
+from staleflow.coordination.actions import Action, Append
 from staleflow.protocol.records import Record
 
 
@@ -12,18 +12,18 @@ class Outbox:
     def __init__(self, *, attempt: int, next_seq: int) -> None:
         self._attempt = attempt
         self._next_seq = next_seq
-        self._effects: list[Effect] = []
+        self._actions: list[Action] = []
 
     def record(self, record: Record) -> None:
         """Number a record and have it appended to the ledger."""
-        self._effects.append(Append(self._next_seq, self._attempt, record))
+        self._actions.append(Append(self._next_seq, self._attempt, record))
         self._next_seq += 1
 
-    def put(self, effect: Effect) -> None:
-        """Add an effect."""
-        self._effects.append(effect)
+    def put(self, action: Action) -> None:
+        """Add an action."""
+        self._actions.append(action)
 
-    def take(self) -> list[Effect]:
-        """All effects since the last call."""
-        effects, self._effects = self._effects, []
-        return effects
+    def take(self) -> list[Action]:
+        """All actions since the last call."""
+        actions, self._actions = self._actions, []
+        return actions

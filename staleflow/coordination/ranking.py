@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from heapq import heapify, heappop, heapreplace
 
-from staleflow.coordination.kept import Kept
+from staleflow.coordination.identity_cache import Kept
 from staleflow.coordination.speculative import InstanceState, SpeculativeState
 
 Place = tuple[float, int, str]

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from staleflow.coordination.obstacles import obstacle
-from staleflow.coordination.population import Member
+from staleflow.coordination.consume_blockers import obstacle
+from staleflow.coordination.trajectory_table import Member
 from staleflow.protocol.buffer import StalenessBuffer
 from staleflow.protocol.entry import Entry
 from staleflow.protocol.lifecycle import TrajectoryState

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from staleflow.coordination.commands import Route
 from staleflow.coordination.cost_model import CostModel
-from staleflow.coordination.kept import Kept
+from staleflow.coordination.identity_cache import Kept
 from staleflow.coordination.routing import KV_HEADROOM, has_room
 from staleflow.coordination.speculative import InstanceState, SpeculativeState
 

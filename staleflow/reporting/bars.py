@@ -13,8 +13,8 @@ from matplotlib.ticker import PercentFormatter
 
 from staleflow.reporting.groups import RunGroup
 from staleflow.reporting.headline import TOKEN_FATES, mean_timings
-from staleflow.reporting.shares import CAUSES
 from staleflow.reporting.svg import FULL_WIDTH, HALF, colour, new_figure, run_colour, to_svg
+from staleflow.reporting.utilization import CAUSES
 
 TIMING_ORDER = ("wait_for_batch", "update", "push", "pull", "reward", "save")
 TRAINER_PARTS = (

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from staleflow.reporting.load import RunData
-from staleflow.reporting.shares import Shares
+from staleflow.reporting.utilization import Shares
 
 WORTH_NAMING = 0.15
 """A side that stands still for less than this share of the time is no bottleneck worth naming."""

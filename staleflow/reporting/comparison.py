@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from staleflow.reporting.format import clock, share, whole
 from staleflow.reporting.groups import RunGroup, Spread, spread
 from staleflow.reporting.headline import ABSENT, TOKEN_FATES, Headline
 from staleflow.reporting.load import RunData, bound_rates
-from staleflow.reporting.words import clock, share, whole
 
 Measure = Callable[[RunData, Headline], float | None]
 

@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from staleflow.reporting.groups import RunGroup
 from staleflow.reporting.headline import accuracy_name
-from staleflow.reporting.lengths import Kind, length_counts
+from staleflow.reporting.length_bias import Kind, length_counts
 from staleflow.reporting.load import RunData, Trained, Values, series
 from staleflow.reporting.svg import HALF, colour, new_figure, run_colour, to_svg
 

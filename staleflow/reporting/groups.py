@@ -13,7 +13,7 @@ from statistics import median
 from staleflow.reporting.bottleneck import Bottleneck, Setup, bottleneck, setup
 from staleflow.reporting.headline import ABSENT, Headline, flat_config, headline
 from staleflow.reporting.load import RunData
-from staleflow.reporting.shares import Shares
+from staleflow.reporting.utilization import Shares
 
 SEED = "run.seed"
 SIMULATED = "simulated"

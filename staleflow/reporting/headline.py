@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from staleflow.reporting.lengths import mean_lengths
+from staleflow.reporting.length_bias import mean_lengths
 from staleflow.reporting.load import RunData, Values, series
-from staleflow.reporting.shares import Shares, shares, total, wall_seconds, working_seconds
+from staleflow.reporting.utilization import Shares, shares, total, wall_seconds, working_seconds
 
 ABSENT = "–"  # noqa: RUF001
 """What stands where nothing was measured or set."""

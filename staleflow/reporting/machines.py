@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
+from staleflow.reporting.format import whole
 from staleflow.reporting.groups import RunGroup
 from staleflow.reporting.headline import ABSENT
 from staleflow.reporting.load import bound_rates
-from staleflow.reporting.words import whole
 
 _SIDES = {"rollout": "rollout peak", "trainer": "trainer peak", "latency": "latency bound"}
 

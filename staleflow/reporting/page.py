@@ -10,6 +10,7 @@ from html import escape
 
 from staleflow.reporting import bars, figures, timeline
 from staleflow.reporting.comparison import DROPPED, against, audit_text, compare
+from staleflow.reporting.format import COLUMNS, accuracy_text, cells, clock, share, times, whole
 from staleflow.reporting.groups import RunGroup, group_runs
 from staleflow.reporting.headline import (
     ABSENT,
@@ -20,7 +21,6 @@ from staleflow.reporting.load import RunData, Verdict
 from staleflow.reporting.machines import machines
 from staleflow.reporting.style import CSS
 from staleflow.reporting.svg import RUN_COLOURS
-from staleflow.reporting.words import COLUMNS, accuracy_text, cells, clock, share, times, whole
 
 EVENTS_SHOWN = 200
 """A report lists this many events of a run, the last ones; metrics.jsonl has all."""

@@ -15,10 +15,10 @@ from rich.text import Text
 
 from staleflow.errors import RunFolderError
 from staleflow.reporting.comparison import TOKENS, Cell, against, as_json, audit_text, compare
+from staleflow.reporting.format import times
 from staleflow.reporting.groups import RunGroup, group_runs
 from staleflow.reporting.load import RunData, load_run
 from staleflow.reporting.page import page
-from staleflow.reporting.words import times
 
 SIDE_BY_SIDE = 5
 """Up to this many groups are columns of the terminal's table, beyond it rows."""

@@ -8,8 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from staleflow.reporting.load import RunData, Values, series
-from staleflow.reporting.shares import idle_share, instance_names
 from staleflow.reporting.svg import colour, new_figure, run_colour, to_svg
+from staleflow.reporting.utilization import idle_share, instance_names
 
 MAX_TRACKS = 24
 """With more instances than this, the ones that idled most are drawn."""

@@ -28,9 +28,9 @@ from staleflow.data.trajectory import FinishReason, Trajectory
 from staleflow.errors import EngineError
 from staleflow.rollout.batching import BatchingEngine
 from staleflow.rollout.engine import OnPull, SamplingParams
-from staleflow.rollout.lengths import Lengths, fixed, turn_start
 from staleflow.rollout.randomness import trajectory_key, uniform
 from staleflow.rollout.scheduler import Generation
+from staleflow.rollout.scripted_lengths import Lengths, fixed, turn_start
 
 
 def fake_token(seed: int, trajectory_id: str, position: int, allowed: Sequence[int]) -> int:

@@ -123,7 +123,7 @@ def opening_record(config: Config) -> Start:
 def _start_session(config: Config, data: DataParts, start: StartPoint, paths: RunPaths) -> Session:
     if config.cluster.runtime == "inline":
         return InlineSession(config, data, start, paths)
-    from staleflow.runtime.ray_session import RaySession
+    from staleflow.runtime.backends.ray.session import RaySession
 
     return RaySession(config, start, paths)
 

@@ -1,8 +1,8 @@
-"""The run loop: messages of the parts become events, effects become orders to the parts.
+"""The run loop: messages of the parts become events, actions become orders to the parts.
 
 Flow and backpressure::
 
-    backend.poll ──messages──> RunLoop ──events──> Control ──effects──> RunLoop ──orders──> backend
+    backend.poll ──messages──> RunLoop ──events──> Control ──actions──> RunLoop ──orders──> backend
                                   │                    │
                            TrajectoryServer         ledger (flushed before a batch is handed out)
 
@@ -11,7 +11,7 @@ Flow and backpressure::
     passes of the next step, whose update waits for it.
 
 Invariants: a payload delta is absorbed before the event that speaks of it; a record is in the ledger file
-before the effect that follows from it; the loop itself decides nothing about trajectories.
+before the action that follows from it; the loop itself decides nothing about trajectories.
 """
 
 from __future__ import annotations
@@ -22,13 +22,11 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from staleflow.coordination.commands import Command, Route
-from staleflow.coordination.control import Control
-from staleflow.coordination.effects import (
+from staleflow.coordination.actions import (
+    Action,
     Append,
     Discard,
     DrawGroups,
-    Effect,
     Finish,
     GiveUp,
     Resample,
@@ -37,6 +35,8 @@ from staleflow.coordination.effects import (
     Train,
     Truncate,
 )
+from staleflow.coordination.commands import Command, Route
+from staleflow.coordination.control import Control
 from staleflow.coordination.events import (
     Ended,
     Event,
@@ -74,7 +74,7 @@ from staleflow.runtime.backend import (
 )
 from staleflow.runtime.clock import Clock
 from staleflow.runtime.evaluation_turns import EvaluationTurns
-from staleflow.runtime.heap import Heap
+from staleflow.runtime.gc_tuning import Heap
 from staleflow.runtime.length_counts import Late
 from staleflow.runtime.observer import Observer
 from staleflow.servers.trajectory_server import FAILED, TrajectoryServer
@@ -188,9 +188,9 @@ class RunLoop:
         if self._control.urgent or now - self._cycled_at >= self._settings.least_gap_s:
             self._cycled_at = now
             began = self._clock.cpu()
-            effects = self._control.cycle(now)
+            actions = self._control.cycle(now)
             self._observer.coordinated(self._clock.cpu() - began, in_cycle=True)
-            self._perform(effects)
+            self._perform(actions)
         self._send_off()
         if self._heap_is_due and self._heap is not None:
             self._heap.settle()
@@ -349,34 +349,34 @@ class RunLoop:
             runs = {t: self._server.get(t).version_runs for t in left if t in self._server}
             self._journal.reported(report, runs)
 
-    # ------------------------------------------------------------------ effects
+    # ------------------------------------------------------------------ actions
 
     def _tell(self, event: Event) -> None:
-        """Queue an event; unless effects are being performed, work the queue off."""
+        """Queue an event; unless actions are being performed, work the queue off."""
         self._events.append(event)
         if not self._working:
             self._perform([])
 
-    def _perform(self, effects: Sequence[Effect]) -> None:
-        """Perform effects, then the events that come up, one after the other.
+    def _perform(self, actions: Sequence[Action]) -> None:
+        """Perform actions, then the events that come up, one after the other.
 
-        An event that comes up while effects are performed waits for the rest of them, so that ledger records
+        An event that comes up while actions are performed waits for the rest of them, so that ledger records
         are written in the order of their numbers.
         """
         self._working = True
         try:
-            self._apply(effects)
+            self._apply(actions)
             while self._events:
                 began = self._clock.cpu()
-                effects = self._control.handle(self._events.popleft())
+                actions = self._control.handle(self._events.popleft())
                 self._observer.coordinated(self._clock.cpu() - began, in_cycle=False)
-                self._apply(effects)
+                self._apply(actions)
         finally:
             self._working = False
 
-    def _apply(self, effects: Sequence[Effect]) -> None:
-        for effect in effects:
-            match effect:
+    def _apply(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            match action:
                 case Append(record=record, seq=seq, attempt=attempt):
                     self._ledger.append(record, seq, attempt)
                     self._journal.ledger(seq)
@@ -402,7 +402,7 @@ class RunLoop:
                     self._observer.truncated(self._server.truncate(trajectory_id), reason)
                     self._journal.truncated(trajectory_id, reason)
                 case Train():
-                    self._train(effect)
+                    self._train(action)
                 case Finish(reason=reason):
                     self._ledger.flush(sync=True)
                     self._observer.event("finish", reason)
@@ -455,13 +455,13 @@ class RunLoop:
         if exhausted:
             self._tell(SourceExhausted())
 
-    def _train(self, effect: Train) -> None:
+    def _train(self, action: Train) -> None:
         self._ledger.flush()
-        batch = self._server.batch(effect.step, effect.groups, effect.final)
+        batch = self._server.batch(action.step, action.groups, action.final)
         waited_s = self._clock.now() - self._idle_since
         self._observer.batch(batch.step, batch.groups, waited_s)
-        self._journal.batch(effect.step, waited_s)
-        self._backend.train(batch, hold=self._evaluations.is_due(effect.step + 1))
+        self._journal.batch(action.step, waited_s)
+        self._backend.train(batch, hold=self._evaluations.is_due(action.step + 1))
         self._heap_is_due = True
 
     def _send_off(self) -> None:

@@ -21,8 +21,8 @@ from staleflow.runtime.backend import Evaluated, StepTrained
 from staleflow.runtime.clock import Clock
 from staleflow.runtime.length_counts import Late
 from staleflow.runtime.metrics import StepMetrics, Values
-from staleflow.runtime.picture import InstanceRates, buffer_statuses, instance_statuses, waiting_for
-from staleflow.runtime.time_use import LOOK_EVERY_S, TimeUse
+from staleflow.runtime.status import InstanceRates, buffer_statuses, instance_statuses, waiting_for
+from staleflow.runtime.utilization import LOOK_EVERY_S, TimeUse
 from staleflow.telemetry.rows import Row, RowKind, RunStatus
 
 STATUS_EVERY_S = 0.25

@@ -26,8 +26,8 @@ from staleflow.runtime.assembly import (
     kept_bound,
     scoring_request,
 )
+from staleflow.runtime.backends.inline import InlineBackend, InlinePace
 from staleflow.runtime.clock import Clock, VirtualClock
-from staleflow.runtime.inline import InlineBackend, InlinePace
 from staleflow.runtime.loop import LoopSettings, RunLoop
 from staleflow.runtime.observer import Intervals, Observer
 from staleflow.runtime.start import StartPoint

@@ -23,7 +23,7 @@ from staleflow.runtime.observer import Intervals
 from staleflow.runtime.session import RunPaths, ThreadSession, make_journal, make_observer
 from staleflow.runtime.simulated_watch import RunWatch, SimulatedClock
 from staleflow.runtime.start import StartPoint, first_start
-from staleflow.runtime.time_use import LOOK_EVERY_S
+from staleflow.runtime.utilization import LOOK_EVERY_S
 from staleflow.simulation.bounds import SIDES, find_bounds
 from staleflow.simulation.cluster import SimulatedCluster
 from staleflow.simulation.hardware import cluster_settings

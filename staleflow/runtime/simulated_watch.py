@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from staleflow.coordination.actions import Train
 from staleflow.coordination.commands import Command
 from staleflow.coordination.control import Control
-from staleflow.coordination.effects import Train
 from staleflow.coordination.events import DrawnGroup, InstanceJoined, InstanceLost
 from staleflow.coordination.reports import InstanceReport
 from staleflow.data.trajectory import FinishReason, Reward
@@ -221,11 +221,11 @@ class RunWatch(Watch):
 
     # ------------------------------------------------------------------ training
 
-    def batch(self, effect: Train, members: Sequence[SimulatedTrajectory], waited_s: float) -> None:
+    def batch(self, action: Train, members: Sequence[SimulatedTrajectory], waited_s: float) -> None:
         coming = iter(members)
-        groups = [[self._trainable(next(coming)) for _ in ids] for _, ids in effect.groups]
-        self._observer.batch(effect.step, groups, waited_s)
-        self._journal.batch(effect.step, waited_s)
+        groups = [[self._trainable(next(coming)) for _ in ids] for _, ids in action.groups]
+        self._observer.batch(action.step, groups, waited_s)
+        self._journal.batch(action.step, waited_s)
 
     def _trainable(self, trajectory: SimulatedTrajectory) -> ScoredResponse:
         seen = self._seen(trajectory)

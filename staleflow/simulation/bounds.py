@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from staleflow.simulation.pace import Pace
+from staleflow.simulation.decode_time import Pace
 from staleflow.simulation.settings import ClusterSettings
 
 SIDES = ("rollout", "trainer", "latency")

@@ -2,7 +2,7 @@
 
 ::
 
-    heap of (time, what) ──next──> instances, trainer, rewards ──events──> Control ──effects──> the same
+    heap of (time, what) ──next──> instances, trainer, rewards ──events──> Control ──actions──> the same
                                                                   ^
     a cycle follows news that may change a decision, at the earliest interval_s after the last one
 
@@ -18,13 +18,11 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from staleflow.coordination.commands import Command
-from staleflow.coordination.control import Control
-from staleflow.coordination.effects import (
+from staleflow.coordination.actions import (
+    Action,
     Append,
     Discard,
     DrawGroups,
-    Effect,
     Finish,
     GiveUp,
     Resample,
@@ -33,6 +31,8 @@ from staleflow.coordination.effects import (
     Train,
     Truncate,
 )
+from staleflow.coordination.commands import Command
+from staleflow.coordination.control import Control
 from staleflow.coordination.events import (
     Event,
     GroupsDrawn,
@@ -44,11 +44,11 @@ from staleflow.coordination.events import (
 )
 from staleflow.errors import RunFailed
 from staleflow.protocol.records import Record, Start, Trained, TrainedMember
-from staleflow.simulation.agenda import Agenda
+from staleflow.simulation.event_queue import Agenda
 from staleflow.simulation.fleet import SimulatedFleet
-from staleflow.simulation.measures import Measures
 from staleflow.simulation.result import SimulationResult
 from staleflow.simulation.settings import ClusterSettings
+from staleflow.simulation.stats import Measures
 from staleflow.simulation.store import TrajectoryStore
 from staleflow.simulation.trajectory import SimulatedTrajectory
 from staleflow.simulation.watch import Watch
@@ -189,31 +189,31 @@ class SimulatedCluster:
     # ------------------------------------------------------------------ control
 
     def _tell(self, event: Event) -> None:
-        """Tell an event; one that comes up while effects are performed waits for the rest of them."""
+        """Tell an event; one that comes up while actions are performed waits for the rest of them."""
         if self._working:
             self._events.append(event)
             return
-        effects = self._control.handle(event)
-        if effects:
-            self._perform(effects)
+        actions = self._control.handle(event)
+        if actions:
+            self._perform(actions)
         elif isinstance(event, Rewarded):
             return  # its group is not complete: there is nothing new to decide on
         self._want_cycle(self._agenda.now)
 
-    def _perform(self, effects: Sequence[Effect]) -> None:
-        """Perform effects, then the events that come up, one after the other."""
-        if effects:
+    def _perform(self, actions: Sequence[Action]) -> None:
+        """Perform actions, then the events that come up, one after the other."""
+        if actions:
             self._working = True
-            self._apply(effects)
+            self._apply(actions)
             while self._events:
                 self._apply(self._control.handle(self._events.popleft()))
                 self._want_cycle(self._agenda.now)
             self._working = False
         self._fleet.replan()
 
-    def _apply(self, effects: Sequence[Effect]) -> None:
-        for effect in effects:
-            match effect:
+    def _apply(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            match action:
                 case Append(record=record, seq=seq, attempt=attempt):
                     if self._append is not None:
                         self._append(record, seq, attempt)
@@ -240,7 +240,7 @@ class SimulatedCluster:
                     self._given_up.add(trajectory_id)
                     self._watch.gave_up(trajectory_id, reason)
                 case Train():
-                    self._train(effect)
+                    self._train(action)
                 case Finish(reason=reason):
                     self._agenda.until = -math.inf
                     self._watch.finished(reason)
@@ -279,25 +279,25 @@ class SimulatedCluster:
             self._watch.scored(trajectory_id, raw, usable, self._settings.reward_s)
             self._tell(Rewarded(trajectory_id, raw, usable, trajectory.hashed()))
 
-    def _train(self, effect: Train) -> None:
+    def _train(self, action: Train) -> None:
         costs = self._settings.trainer
-        members = self._store.take(m for _, group in effect.groups for m in group)
+        members = self._store.take(m for _, group in action.groups for m in group)
         update_s = costs.fixed_s + costs.token_s * sum(t.base for t in members)
-        self._measures.begin_step(effect.step, members, began=self.now, idle_since=self._idle_since)
-        self._watch.batch(effect, members, self.now - self._idle_since)
+        self._measures.begin_step(action.step, members, began=self.now, idle_since=self._idle_since)
+        self._watch.batch(action, members, self.now - self._idle_since)
         trained = tuple(
             [
                 TrainedMember(
                     t.trajectory_id,
-                    _or(t.min_version, effect.step),
-                    _or(t.max_version, effect.step),
+                    _or(t.min_version, action.step),
+                    _or(t.max_version, action.step),
                     t.response,
                     t.token_hash,
                 )
                 for t in members
             ]
         )
-        record = Trained(step=effect.step, version=effect.step, trajectories=trained)
+        record = Trained(step=action.step, version=action.step, trajectories=trained)
         self._agenda.foresee(self.now + (update_s + costs.push_s), self._trained, record, update_s)
 
     def _trained(self, record: Trained, update_s: float) -> None:

@@ -16,7 +16,7 @@ import heapq
 from collections import OrderedDict
 
 from staleflow.coordination.cost_model import CostModel
-from staleflow.simulation.pace import Pace
+from staleflow.simulation.decode_time import Pace
 from staleflow.simulation.trajectory import SimulatedTrajectory
 
 

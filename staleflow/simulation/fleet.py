@@ -12,10 +12,10 @@ from collections.abc import Callable
 from staleflow.coordination.commands import Command
 from staleflow.coordination.events import Event, InstanceJoined, InstanceLost, Reported
 from staleflow.coordination.reports import InstanceReport
-from staleflow.simulation.agenda import Agenda
+from staleflow.simulation.event_queue import Agenda
 from staleflow.simulation.instance import SimulatedInstance
-from staleflow.simulation.measures import Measures
 from staleflow.simulation.settings import ClusterSettings, Outage
+from staleflow.simulation.stats import Measures
 from staleflow.simulation.store import TrajectoryStore
 from staleflow.simulation.watch import Watch
 

@@ -18,8 +18,8 @@ from staleflow.config.schema_simulation import SimulatedLengths
 from staleflow.coordination.cost_model import CostModel
 from staleflow.errors import ConfigError, UserError
 from staleflow.simulation.gpus import find_gpu
-from staleflow.simulation.lengths import Lengths, bimodal, fixed, lognormal, replay
 from staleflow.simulation.models import find_model
+from staleflow.simulation.response_lengths import Lengths, bimodal, fixed, lognormal, replay
 from staleflow.simulation.roofline import Roofline, Shares
 from staleflow.simulation.settings import (
     ClusterSettings,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from staleflow.coordination.cost_model import CostModel
 from staleflow.errors import UserError
 from staleflow.rollout.engine import OnPull
-from staleflow.simulation.lengths import Lengths
+from staleflow.simulation.response_lengths import Lengths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from staleflow.coordination.actions import Train
 from staleflow.coordination.commands import Command
-from staleflow.coordination.effects import Train
 from staleflow.coordination.events import DrawnGroup, InstanceJoined, InstanceLost
 from staleflow.coordination.reports import InstanceReport
 from staleflow.protocol.records import Trained
@@ -62,7 +62,7 @@ class Watch:
     def gave_up(self, trajectory_id: str, reason: str) -> None:
         """A trajectory failed too often."""
 
-    def batch(self, effect: Train, members: Sequence[SimulatedTrajectory], waited_s: float) -> None:
+    def batch(self, action: Train, members: Sequence[SimulatedTrajectory], waited_s: float) -> None:
         """A batch, its members in the order of its groups, goes to the trainer, which had waited for it."""
 
     def trained(self, record: Trained, update_s: float, push_s: float) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from staleflow.config import Config, load_config
-from staleflow.config.names import ALIASES, key_paths
+from staleflow.config.key_names import ALIASES, key_paths
 from staleflow.errors import ConfigError
 
 
@@ -189,8 +189,16 @@ def test_all_problems_are_listed_a_line_each() -> None:
             "simulation.rollout_gpus",
             "together with simulation.training_gpus, 48, it is no multiple",
         ),
-        (["simulation.lengths.kind=replay"], "simulation.lengths.path", "needs the folder of a run"),
-        (["simulation.lengths.path=runs/a"], "simulation.lengths.path", "is read only with"),
+        (
+            ["simulation.lengths.kind=replay"],
+            "simulation.lengths.path",
+            "needs the folder of a run",
+        ),
+        (
+            ["simulation.lengths.path=runs/a"],
+            "simulation.lengths.path",
+            "is read only with",
+        ),
         (
             ["simulation.costs=c.json", "simulation.training.token_s=1e-5", "simulation.training.push_s=0.0"],
             "simulation.training.fixed_s",

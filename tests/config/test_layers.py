@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from staleflow.config import Config, load_config
 from staleflow.config.document import documented_defaults
+from staleflow.config.key_names import key_paths
 from staleflow.config.layers import split_arguments
-from staleflow.config.names import key_paths
 from staleflow.config.yaml_text import dump, parse
 from staleflow.errors import ConfigError
 

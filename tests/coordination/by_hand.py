@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
+from staleflow.coordination.actions import Action, Append, Send
 from staleflow.coordination.batches import BatchSettings
 from staleflow.coordination.commands import Admission, Command, Interrupt, Pull, Route
 from staleflow.coordination.control import Control
 from staleflow.coordination.coordinator import Coordinator, Decision
-from staleflow.coordination.effects import Append, Effect, Send
 from staleflow.coordination.events import (
     DrawnGroup,
     Event,
@@ -59,7 +59,7 @@ class Hand:
         **options: Any,
     ) -> None:
         self._coordinator = Scripted()
-        self.effects: list[Effect] = []
+        self.actions: list[Action] = []
         self.control = Control(
             buffer=StalenessBuffer(bound=bound, batch_size=batch_size, spare_limit=spares),
             coordinator=self._coordinator,
@@ -77,7 +77,7 @@ class Hand:
     # ------------------------------------------------------------------ facts
 
     def tell(self, event: Event) -> None:
-        self.effects += self.control.handle(event)
+        self.actions += self.control.handle(event)
 
     def draw(self, *groups: str, members: int = 1, redrawn: bool = False) -> None:
         """Group `a` has the members a0, a1, ..."""
@@ -126,7 +126,7 @@ class Hand:
 
     def cycle(self) -> None:
         self._now += 1
-        self.effects += self.control.cycle(self._now)
+        self.actions += self.control.cycle(self._now)
 
     def report(self, *, finished: dict[str, int] | None = None, grown: dict[str, int] | None = None) -> None:
         """`finished`, `grown`: response tokens by trajectory. Interrupts sent so far are answered."""
@@ -189,16 +189,16 @@ class Hand:
     def take(self, kind: type[T]) -> list[T]:
         """Effects, records or commands of one kind since the last `take` of it, in order."""
         found: list[T] = []
-        rest: list[Effect] = []
-        for effect in self.effects:
-            inner: Effect | Record | Command = effect
-            if isinstance(effect, Append):
-                inner = effect.record
-            elif isinstance(effect, Send):
-                inner = effect.command
+        rest: list[Action] = []
+        for action in self.actions:
+            inner: Action | Record | Command = action
+            if isinstance(action, Append):
+                inner = action.record
+            elif isinstance(action, Send):
+                inner = action.command
             if isinstance(inner, kind):
                 found.append(inner)
             else:
-                rest.append(effect)
-        self.effects = rest
+                rest.append(action)
+        self.actions = rest
         return found

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from by_hand import PROMPT, Hand
 
+from staleflow.coordination.actions import Action, Discard, DrawGroups, Finish, GiveUp, Score, Send, Train
 from staleflow.coordination.batches import BatchSettings
 from staleflow.coordination.commands import Abort, Admission, Command, Interrupt, Route
 from staleflow.coordination.control import Control, Patience
 from staleflow.coordination.coordinator import Coordinator, Decision
-from staleflow.coordination.effects import Discard, DrawGroups, Effect, Finish, GiveUp, Score, Send, Train
 from staleflow.coordination.events import (
     DrawnGroup,
     Ended,
@@ -73,7 +73,7 @@ def draw(made: Control, *groups: tuple[str, int]) -> None:
     )
 
 
-def report(made: Control, *, acked: int, finished: Sequence[str] = (), revision: int = 1) -> list[Effect]:
+def report(made: Control, *, acked: int, finished: Sequence[str] = (), revision: int = 1) -> list[Action]:
     return made.handle(
         Reported(
             report=InstanceReport(
@@ -147,9 +147,9 @@ def test_an_end_with_a_complete_group_that_had_surplus_members() -> None:
     made.handle(rewarded("a0"))
     dropped = [e.trajectory_ids for e in made.handle(rewarded("a1")) if isinstance(e, Discard)]
     assert dropped == [("a2",)]
-    effects = made.handle(StopRequested())
-    assert [e.trajectory_ids for e in effects if isinstance(e, Discard)] == [("a0", "a1")]
-    assert [e.reason for e in effects if isinstance(e, Finish)] == ["interrupted"]
+    actions = made.handle(StopRequested())
+    assert [e.trajectory_ids for e in actions if isinstance(e, Discard)] == [("a0", "a1")]
+    assert [e.reason for e in actions if isinstance(e, Finish)] == ["interrupted"]
 
 
 def test_a_stop_before_the_first_weights_ends_at_once() -> None:

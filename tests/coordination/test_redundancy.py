@@ -7,10 +7,10 @@ import random
 import pytest
 from by_hand import Hand
 
+from staleflow.coordination.actions import Discard, DrawGroups, Finish, Train
 from staleflow.coordination.commands import Abort
-from staleflow.coordination.effects import Discard, DrawGroups, Finish, Train
-from staleflow.coordination.obstacles import obstacle
-from staleflow.coordination.spares import Left, plan_swaps
+from staleflow.coordination.consume_blockers import obstacle
+from staleflow.coordination.redundancy import Left, plan_swaps
 from staleflow.protocol.buffer import StalenessBuffer
 from staleflow.protocol.records import Consume, Occupy, Promote, Release, Reserve, Swap
 from staleflow.training.filtering import is_uninformative

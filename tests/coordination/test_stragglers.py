@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from by_hand import MEAN, Hand
 
+from staleflow.coordination.actions import Resample, Score, Train, Truncate
 from staleflow.coordination.commands import Abort, Interrupt
-from staleflow.coordination.effects import Resample, Score, Train, Truncate
 from staleflow.coordination.events import WaitingExternal
 from staleflow.coordination.stragglers import StragglerAction, StragglerRule, waited_for
 from staleflow.protocol.buffer import StalenessBuffer

@@ -32,7 +32,7 @@ from staleflow.runtime.assembly import build_control
 from staleflow.runtime.launch import opening_record
 from staleflow.runtime.simulated import simulate_into
 from staleflow.runtime.start import first_start
-from staleflow.simulation.lengths import lognormal
+from staleflow.simulation.response_lengths import lognormal
 from staleflow.simulation.settings import ClusterSettings, TrainerCosts
 from staleflow.storage import JournalWriter, LedgerWriter
 

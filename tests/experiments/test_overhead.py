@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from staleflow.coordination.effects import Send
+from staleflow.coordination.actions import Send
 from staleflow.errors import UserError
 from staleflow.experiments import coordination_cost, overhead
 from staleflow.experiments.coordination_cost import Cost, Point, build_cluster, exponent
@@ -51,8 +51,8 @@ def test_an_interval_counts_the_reports_of_all_instances_and_the_commands_sent()
     assert {i.reports for i in seen} == {3}
     assert sum(i.commands for i in seen) > 0
     assert all(i.cycle_s >= 0 and i.reports_s >= 0 for i in seen)
-    effects = cluster.control.cycle(1e6)  # whatever is overdue by then, it is told to instances
-    assert any(isinstance(effect, Send) for effect in effects)
+    actions = cluster.control.cycle(1e6)  # whatever is overdue by then, it is told to instances
+    assert any(isinstance(action, Send) for action in actions)
 
 
 def test_a_point_is_measured_in_a_process_of_its_own() -> None:

@@ -17,7 +17,7 @@ from staleflow.data.trajectory import Trajectory
 from staleflow.reporting.bottleneck import Bottleneck
 from staleflow.reporting.groups import group_runs
 from staleflow.reporting.load import load_run
-from staleflow.runtime.inline import InlinePace
+from staleflow.runtime.backends.inline import InlinePace
 
 COMMON = ("run.steps=12", "training.dynamic_sampling=false", "telemetry.wandb.mode=disabled")
 EVEN = ("rollout.fake.lengths.kind=fixed", "rollout.fake.lengths.mean=24")

@@ -14,9 +14,9 @@ import pytest
 from cluster_settings import FAST, ClusterSettings, InstanceSettings
 from random_cluster import RandomCluster
 
+from staleflow.coordination.actions import Send
 from staleflow.coordination.commands import Interrupt
 from staleflow.coordination.cost_model import CostModel
-from staleflow.coordination.effects import Send
 from staleflow.coordination.migration import MigrationSettings
 from staleflow.coordination.policies import POLICIES, PolicySettings
 from staleflow.data.trajectory import Trajectory
@@ -34,12 +34,12 @@ class Observed(RandomCluster):
         self.versions: list[tuple[float, str, int]] = []
         self.kv_tokens: list[int] = []
 
-    def _apply(self, effects: Any) -> None:
-        commands = [effect.command for effect in effects if isinstance(effect, Send)]
+    def _apply(self, actions: Any) -> None:
+        commands = [action.command for action in actions if isinstance(action, Send)]
         self.moves += [
             c.trajectory_id for c in commands if isinstance(c, Interrupt) and c.reason.startswith("migration")
         ]
-        super()._apply(effects)
+        super()._apply(actions)
 
     def _updated(self, node: Any, update: Any) -> None:
         self.versions.append((self.now, node.name, update.report.version))

@@ -26,9 +26,9 @@ from staleflow.data.environment import ScriptedTurns
 from staleflow.data.trajectory import FinishReason, Trajectory, token_hash
 from staleflow.protocol.records import Consume
 from staleflow.rollout.fake import fake_token
-from staleflow.rollout.lengths import fixed
+from staleflow.rollout.scripted_lengths import fixed
 from staleflow.runtime.assembly import build_engine, build_tokenizer, build_trainer, read_data
-from staleflow.runtime.inline import InlinePace
+from staleflow.runtime.backends.inline import InlinePace
 from staleflow.runtime.start import first_start
 
 BUDGET = 16

@@ -22,9 +22,9 @@ from staleflow.protocol.lifecycle import TrajectoryState
 from staleflow.protocol.records import Consume, Release, Resume, Trained
 from staleflow.rollout.engine import SamplingParams
 from staleflow.rollout.fake import FakeEngine, FakeScript
-from staleflow.rollout.lengths import Lengths
+from staleflow.rollout.scripted_lengths import Lengths
 from staleflow.runtime.assembly.engines import fake_lengths
-from staleflow.runtime.inline import InlinePace
+from staleflow.runtime.backends.inline import InlinePace
 from staleflow.runtime.start import StartPoint, resumed_start
 from staleflow.storage.ledger import read_ledger
 

@@ -20,8 +20,8 @@ from staleflow.errors import EngineError, TransportError
 from staleflow.rollout.engine import SamplingParams
 from staleflow.rollout.fake import FakeEngine
 from staleflow.rollout.instance import InstanceUpdate, RolloutInstance
-from staleflow.rollout.lengths import Lengths, long_tailed
 from staleflow.rollout.scheduler import Generation
+from staleflow.rollout.scripted_lengths import Lengths, long_tailed
 
 STOP_TOKEN = 0
 

@@ -21,15 +21,11 @@ from cluster_settings import ClusterSettings
 from cluster_watch import Violation
 from watched_coordinator import WatchedCoordinator
 
-from staleflow.coordination.batches import BatchSettings
-from staleflow.coordination.commands import Command, Route
-from staleflow.coordination.control import Control, Patience
-from staleflow.coordination.cost_model import START_VALUES
-from staleflow.coordination.effects import (
+from staleflow.coordination.actions import (
+    Action,
     Append,
     Discard,
     DrawGroups,
-    Effect,
     Finish,
     GiveUp,
     Resample,
@@ -38,6 +34,10 @@ from staleflow.coordination.effects import (
     Train,
     Truncate,
 )
+from staleflow.coordination.batches import BatchSettings
+from staleflow.coordination.commands import Command, Route
+from staleflow.coordination.control import Control, Patience
+from staleflow.coordination.cost_model import START_VALUES
 from staleflow.coordination.events import (
     Ended,
     Event,
@@ -178,13 +178,13 @@ class RandomCluster(Instances):
                 self._after_turn_end(trajectory_id)
             else:
                 del self._external[trajectory_id]
-        effects = self.control.cycle(self.now)
+        actions = self.control.cycle(self.now)
         if self.control.finished is None:
-            sent = [e.command for e in effects if isinstance(e, Send)]
+            sent = [e.command for e in actions if isinstance(e, Send)]
             lacking = [c for c in self.coordinator.decision.commands if c not in sent]
             if lacking:
                 raise Violation(f"seed {self.settings.seed}, at {self.now:.3f} s: not carried out: {lacking}")
-        self._perform(effects)
+        self._perform(actions)
         self.watch.cycled(self.control)
         self._send_off()
         if self.control.wake_at is not None:
@@ -202,19 +202,19 @@ class RandomCluster(Instances):
         if not self._is_working:
             self._perform([])
 
-    def _perform(self, effects: Sequence[Effect]) -> None:
+    def _perform(self, actions: Sequence[Action]) -> None:
         self._is_working = True
-        self._apply(effects)
+        self._apply(actions)
         while self._events:
             event = self._events.popleft()
             self._story(event)
             self._apply(self.control.handle(event))
         self._is_working = False
 
-    def _apply(self, effects: Sequence[Effect]) -> None:
-        for effect in effects:
-            self._story("   ", effect)
-            match effect:
+    def _apply(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            self._story("   ", action)
+            match action:
                 case Append(record=record, seq=seq, attempt=attempt):
                     self.lines.append(to_json(record, seq, attempt))
                     self.records.append(record)

@@ -13,15 +13,11 @@ from pathlib import Path
 import pytest
 
 from staleflow.audit import audit_ledger
-from staleflow.coordination.batches import BatchSettings
-from staleflow.coordination.commands import Abort, Command, Interrupt, Pull, Route
-from staleflow.coordination.control import Control, Patience
-from staleflow.coordination.coordinator import Coordinator
-from staleflow.coordination.effects import (
+from staleflow.coordination.actions import (
+    Action,
     Append,
     Discard,
     DrawGroups,
-    Effect,
     Finish,
     GiveUp,
     Resample,
@@ -30,6 +26,10 @@ from staleflow.coordination.effects import (
     Train,
     Truncate,
 )
+from staleflow.coordination.batches import BatchSettings
+from staleflow.coordination.commands import Abort, Command, Interrupt, Pull, Route
+from staleflow.coordination.control import Control, Patience
+from staleflow.coordination.coordinator import Coordinator
 from staleflow.coordination.events import (
     DrawnGroup,
     Event,
@@ -187,11 +187,11 @@ class World:
         states = {s: self.control.population.count(s) for s in TrajectoryState}
         return f"{states}, next {self.control.buffer.next_buffer}, version {self.version}"
 
-    # -------------------------------------------------------------- effects
+    # -------------------------------------------------------------- actions
 
-    def perform(self, effects: list[Effect]) -> None:
-        for effect in effects:
-            match effect:
+    def perform(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
                 case Append(record=record, seq=seq, attempt=attempt):
                     assert seq == len(self.lines)
                     self.lines.append(to_json(record, seq, attempt))
@@ -205,7 +205,7 @@ class World:
                     self.draw(count, padding)
                 case Train(step=step):
                     assert self.training is None, "two batches at once"
-                    self.training = (step, effect)
+                    self.training = (step, action)
                 case Discard(trajectory_ids=ids, reason=reason):
                     for trajectory_id in ids:
                         self.stored.pop(trajectory_id)
@@ -250,9 +250,9 @@ class World:
         if isinstance(command, Route):
             self.moves[command.trajectory_id] = self.moves.get(command.trajectory_id, 0) + 1
 
-    def train(self, step: int, effect: Train) -> None:
+    def train(self, step: int, action: Train) -> None:
         trained = []
-        for group_id, members in effect.groups:
+        for group_id, members in action.groups:
             self.trained_groups.append(group_id)
             for member in members:
                 versions = self.stored.pop(member)

@@ -9,7 +9,7 @@ import pytest
 from small_runs import STEPS, run_of
 
 from staleflow.reporting.bottleneck import Setup, bottleneck, setup
-from staleflow.reporting.shares import Shares
+from staleflow.reporting.utilization import Shares
 
 SHARES = Shares(
     trainer_waiting=0.0,

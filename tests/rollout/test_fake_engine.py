@@ -14,7 +14,7 @@ from staleflow.data.trajectory import FinishReason, Segment, Trajectory
 from staleflow.errors import EngineError
 from staleflow.rollout.engine import SamplingParams
 from staleflow.rollout.fake import FakeScript, fake_log_prob, fake_token
-from staleflow.rollout.lengths import evenly, fixed, long_tailed, turn_start
+from staleflow.rollout.scripted_lengths import evenly, fixed, long_tailed, turn_start
 
 Build = Callable[..., Any]
 

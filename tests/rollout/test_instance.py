@@ -18,7 +18,7 @@ from staleflow.errors import EngineError, ProtocolError, TransportError
 from staleflow.rollout.engine import SamplingParams
 from staleflow.rollout.fake import FakeEngine, FakeScript
 from staleflow.rollout.instance import InstanceUpdate, RolloutInstance
-from staleflow.rollout.lengths import fixed
+from staleflow.rollout.scripted_lengths import fixed
 
 Build = Callable[..., Any]
 

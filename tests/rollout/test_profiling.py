@@ -13,8 +13,8 @@ from staleflow.coordination.cost_model import CostModel
 from staleflow.errors import UserError
 from staleflow.rollout.engine import SamplingParams
 from staleflow.rollout.fake import FakeEngine
-from staleflow.rollout.lengths import fixed
 from staleflow.rollout.profiling import STEPS, ProfileLoad, plan_loads, profile
+from staleflow.rollout.scripted_lengths import fixed
 from staleflow.rollout.torch import TorchEngine
 
 COSTS = CostModel(k1=3e-6, k2=5e-3, k3=1e-3, k4=1e-3, prefill=4e-5, pull=0.25)

@@ -11,7 +11,7 @@ import pytest
 
 from staleflow.data.trajectory import Trajectory
 from staleflow.rollout.batching import BatchingEngine
-from staleflow.rollout.lengths import long_tailed
+from staleflow.rollout.scripted_lengths import long_tailed
 
 Build = Callable[..., Any]
 

@@ -14,9 +14,9 @@ from staleflow.config.load import load_config
 from staleflow.errors import ConfigError, EngineError
 from staleflow.rollout.vllm import options
 from staleflow.rollout.vllm.heads import Widening, widened_config, widening
-from staleflow.rollout.vllm.names import check_shapes, stored_shapes
 from staleflow.rollout.vllm.options import argument_names, check_vllm
 from staleflow.rollout.vllm.process import environment
+from staleflow.rollout.vllm.weight_checks import check_shapes, stored_shapes
 from staleflow.runtime.assembly import check_own_parts
 
 SOURCE = """

@@ -9,7 +9,7 @@ import pytest
 from staleflow.config import load_config
 from staleflow.config.schema import Config
 from staleflow.errors import ConfigError
-from staleflow.runtime.placement import Placement, Share, lack_of_resources, shares
+from staleflow.runtime.backends.ray.placement import Placement, Share, lack_of_resources, shares
 
 
 def config(*settings: str) -> Config:

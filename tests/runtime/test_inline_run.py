@@ -20,7 +20,7 @@ from staleflow.errors import RunFailed
 from staleflow.protocol.records import Consume, Trained
 from staleflow.rollout.engine import Engine, SamplingParams
 from staleflow.rollout.fake import FakeEngine, FakeScript
-from staleflow.rollout.lengths import long_tailed
+from staleflow.rollout.scripted_lengths import long_tailed
 from staleflow.runtime.assembly import build_engine, build_trainer, read_data, scoring_request
 from staleflow.runtime.start import first_start, resumed_start
 from staleflow.storage.ledger import read_ledger

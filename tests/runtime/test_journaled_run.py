@@ -16,7 +16,7 @@ from staleflow.reporting.explain import explain
 from staleflow.reporting.trace import trace_run
 from staleflow.rollout.engine import SamplingParams
 from staleflow.rollout.fake import FakeEngine, FakeScript
-from staleflow.rollout.lengths import long_tailed
+from staleflow.rollout.scripted_lengths import long_tailed
 from staleflow.runtime.session import RunPaths, inline_loop, make_observer
 from staleflow.storage import read_journal, read_ledger
 

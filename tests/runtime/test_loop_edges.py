@@ -14,7 +14,7 @@ from staleflow.data.trajectory import TrainBatch, Trajectory
 from staleflow.errors import EngineError
 from staleflow.rollout.engine import SamplingParams
 from staleflow.rollout.fake import FakeEngine
-from staleflow.rollout.lengths import long_tailed
+from staleflow.rollout.scripted_lengths import long_tailed
 from staleflow.servers.trajectory_server import generated_tokens
 from staleflow.training.checkpoints import newest_whole
 

@@ -17,9 +17,9 @@ from staleflow.audit import audit_ledger
 from staleflow.config.schema import Config
 from staleflow.data.trajectory import TrainBatch
 from staleflow.errors import TransportError
-from staleflow.runtime.inline import InlinePace
+from staleflow.runtime.backends.inline import InlinePace
+from staleflow.runtime.backends.ray.trainer_actor import TrainerActor
 from staleflow.runtime.start import first_start
-from staleflow.runtime.trainer_actor import TrainerActor
 from staleflow.servers.memory import MemoryTransport
 from staleflow.training.trainer import TrainResult, nothing
 
@@ -157,8 +157,8 @@ def parts(
 ) -> tuple[TrainerActor, CountingTrainer, SlowTransport]:
     config: Config = toy_config(model, tmp_path)
     trainer, transport = CountingTrainer(), SlowTransport()
-    monkeypatch.setattr("staleflow.runtime.trainer_actor.log_to", lambda *_: None)
-    monkeypatch.setattr("staleflow.runtime.trainer_actor.build_trainer", lambda *_: trainer)
+    monkeypatch.setattr("staleflow.runtime.backends.ray.trainer_actor.log_to", lambda *_: None)
+    monkeypatch.setattr("staleflow.runtime.backends.ray.trainer_actor.build_trainer", lambda *_: trainer)
     actor = TrainerActor(config, transport, tmp_path, tmp_path)
     assert actor.start(first_start(opening(config)), hold=False).version == 0
     return actor, trainer, transport

@@ -16,11 +16,12 @@ from toy import opening, toy_config
 
 from staleflow.coordination.events import InstanceJoined
 from staleflow.errors import ConfigError
-from staleflow.runtime import ray_backend, ray_calls
 from staleflow.runtime.backend import InstanceDown, Message, PartFailed, Scored, TrainerUp
+from staleflow.runtime.backends.ray import backend as ray_backend
+from staleflow.runtime.backends.ray import calls as ray_calls
+from staleflow.runtime.backends.ray.backend import RayBackend
+from staleflow.runtime.backends.ray.placement import Placement
 from staleflow.runtime.clock import VirtualClock
-from staleflow.runtime.placement import Placement
-from staleflow.runtime.ray_backend import RayBackend
 from staleflow.runtime.start import first_start
 
 

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from staleflow.errors import ConfigError, RunFailed
-from staleflow.runtime.ray_connect import probe
+from staleflow.runtime.backends.ray.connect import probe
 
 
 def free_port() -> int:

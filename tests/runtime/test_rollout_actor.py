@@ -10,8 +10,8 @@ from toy import toy_config
 
 from staleflow.coordination.commands import Abort, Command, Pull
 from staleflow.errors import TransportError
-from staleflow.runtime import actors
-from staleflow.runtime.actors import TRANSFER_WAIT_S, RolloutActor
+from staleflow.runtime.backends.ray import actors
+from staleflow.runtime.backends.ray.actors import TRANSFER_WAIT_S, RolloutActor
 
 
 class Busy:

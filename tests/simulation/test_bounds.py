@@ -9,7 +9,7 @@ import pytest
 from staleflow.coordination.cost_model import CostModel
 from staleflow.coordination.policies import POLICIES, effective_bound
 from staleflow.simulation.bounds import draw_batches, find_bounds
-from staleflow.simulation.lengths import fixed, lognormal
+from staleflow.simulation.response_lengths import fixed, lognormal
 from staleflow.simulation.settings import ClusterSettings, TrainerCosts
 from staleflow.simulation.simulate import simulate_policy
 

@@ -11,7 +11,7 @@ from staleflow.config import load_config
 from staleflow.coordination.cost_model import CostModel
 from staleflow.errors import ConfigError, UserError
 from staleflow.simulation.hardware import cluster_settings, find_context, recorded_lengths
-from staleflow.simulation.lengths import fixed
+from staleflow.simulation.response_lengths import fixed
 from staleflow.simulation.settings import ClusterSettings, Outage, Slowdown, TrainerCosts
 from staleflow.storage.cost_file import save_cost_model
 
@@ -148,7 +148,9 @@ def test_the_median_is_a_quarter_of_the_limit_unless_stated() -> None:
 
 def test_bimodal_lengths_have_both_modes() -> None:
     lengths = settings(
-        "simulation.lengths.kind=bimodal", "simulation.lengths.sigma=0.0", "simulation.lengths.long_share=0.5"
+        "simulation.lengths.kind=bimodal",
+        "simulation.lengths.sigma=0.0",
+        "simulation.lengths.long_share=0.5",
     ).lengths
     assert {lengths(f"e0-p{p}", [f"e0-p{p}-a0-m0"])[0] for p in range(40)} == {500, 8000}
 

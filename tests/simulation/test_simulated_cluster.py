@@ -19,7 +19,7 @@ from staleflow.coordination.synchronization import NaiveSynchronization
 from staleflow.errors import RunFailed, UserError
 from staleflow.protocol.records import LastBatch
 from staleflow.simulation.cluster import SimulatedCluster
-from staleflow.simulation.lengths import fixed, lognormal
+from staleflow.simulation.response_lengths import fixed, lognormal
 from staleflow.simulation.result import SimulationResult
 from staleflow.simulation.settings import ClusterSettings, Outage, Slowdown, TrainerCosts
 from staleflow.simulation.simulate import simulate

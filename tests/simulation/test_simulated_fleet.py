@@ -5,11 +5,11 @@ from __future__ import annotations
 from staleflow.coordination.commands import Command, Interrupt, Pull, Route
 from staleflow.coordination.cost_model import CostModel
 from staleflow.coordination.events import Event, Reported
-from staleflow.simulation.agenda import Agenda
+from staleflow.simulation.event_queue import Agenda
 from staleflow.simulation.fleet import SimulatedFleet
-from staleflow.simulation.lengths import fixed
-from staleflow.simulation.measures import Measures
+from staleflow.simulation.response_lengths import fixed
 from staleflow.simulation.settings import ClusterSettings, TrainerCosts
+from staleflow.simulation.stats import Measures
 from staleflow.simulation.store import TrajectoryStore
 from staleflow.simulation.watch import Watch
 

@@ -52,8 +52,8 @@ from staleflow.rollout.vllm.messages import (
     Updated,
     WeightsAt,
 )
-from staleflow.rollout.vllm.names import check_shapes, stored_shapes
 from staleflow.rollout.vllm.process import HostProcess
+from staleflow.rollout.vllm.weight_checks import check_shapes, stored_shapes
 from staleflow.servers.transport import Handle
 
 STEPS_AHEAD = 1

@@ -29,7 +29,7 @@ from staleflow.runtime.assembly.engines import (
     initial_weights,
     limit_threads,
 )
-from staleflow.runtime.assembly.own_parts import check_own_parts, own_part_problems
+from staleflow.runtime.assembly.plugins import check_own_parts, own_part_problems
 from staleflow.runtime.assembly.scoring import (
     build_evaluator,
     build_inline_scorer,

@@ -98,7 +98,7 @@ def fake_costs(config: Config) -> float | CostModel:
 
 
 def fake_lengths(config: Config) -> Callable[[Trajectory], int]:
-    from staleflow.rollout.lengths import evenly, fixed, long_tailed
+    from staleflow.rollout.scripted_lengths import evenly, fixed, long_tailed
 
     lengths, seed = config.rollout.fake.lengths, config.run.seed
     if lengths.kind == "fixed":

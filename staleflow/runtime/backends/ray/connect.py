@@ -16,7 +16,7 @@ from typing import Any
 import staleflow
 from staleflow.config.schema import Config
 from staleflow.errors import ConfigError, RunFailed
-from staleflow.runtime.placement import Placement
+from staleflow.runtime.backends.ray.placement import Placement
 
 PROBE_LIMIT_S = 5.0
 """To reach a port on another continent takes a third of a second. Ray itself tries for more than a minute."""

@@ -9,7 +9,7 @@ import pytest
 from staleflow.coordination.commands import Pull
 from staleflow.coordination.reports import InstanceReport
 from staleflow.protocol.lifecycle import TrajectoryState
-from staleflow.runtime.time_use import TimeUse
+from staleflow.runtime.utilization import TimeUse
 
 
 class Picture:

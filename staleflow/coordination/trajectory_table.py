@@ -16,7 +16,7 @@ from staleflow.protocol.lifecycle import TRANSITIONS, TrajectoryState, check_tra
 
 
 class Member:
-    """One trajectory. Read it anywhere, change it only through `Population`."""
+    """One trajectory. Read it anywhere, change it only through `TrajectoryTable`."""
 
     __slots__ = (
         "failure",
@@ -76,7 +76,7 @@ class Group:
         self.occupied = False
 
 
-class Population:
+class TrajectoryTable:
     """Groups and trajectories by id."""
 
     def __init__(self) -> None:

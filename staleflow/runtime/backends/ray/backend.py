@@ -25,13 +25,6 @@ from staleflow.config.schema import Config
 from staleflow.coordination.commands import Command
 from staleflow.coordination.events import InstanceJoined
 from staleflow.data.trajectory import TrainBatch, Trajectory
-from staleflow.runtime.actors import (
-    EvaluatorActor,
-    ParameterServerActor,
-    RewardActor,
-    RolloutActor,
-    WeightDirectoryActor,
-)
 from staleflow.runtime.assembly import instance_names
 from staleflow.runtime.backend import (
     EvaluationFailed,
@@ -42,11 +35,18 @@ from staleflow.runtime.backend import (
     Scored,
     StepTrained,
 )
+from staleflow.runtime.backends.ray.actors import (
+    EvaluatorActor,
+    ParameterServerActor,
+    RewardActor,
+    RolloutActor,
+    WeightDirectoryActor,
+)
+from staleflow.runtime.backends.ray.calls import Calls, OnError
+from staleflow.runtime.backends.ray.placement import Placement
+from staleflow.runtime.backends.ray.trainer_actor import TrainerActor
 from staleflow.runtime.clock import Clock
-from staleflow.runtime.placement import Placement
-from staleflow.runtime.ray_calls import Calls, OnError
 from staleflow.runtime.start import StartPoint
-from staleflow.runtime.trainer_actor import TrainerActor
 from staleflow.servers.directory import DIRECTORY_GROUPS
 from staleflow.servers.transport import Handle
 

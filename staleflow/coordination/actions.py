@@ -94,4 +94,4 @@ class Finish:
     """completed, exhausted, interrupted or filtered_out."""
 
 
-Effect = Append | Send | DrawGroups | Score | GiveUp | Resample | Truncate | Train | Discard | Finish
+Action = Append | Send | DrawGroups | Score | GiveUp | Resample | Truncate | Train | Discard | Finish

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from staleflow.runtime.heap import THAW_EVERY, Heap
+from staleflow.runtime.gc_tuning import THAW_EVERY, Heap
 
 
 class Thing:

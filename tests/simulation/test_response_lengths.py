@@ -7,7 +7,7 @@ from statistics import correlation, fmean, median, stdev
 
 import pytest
 
-from staleflow.simulation.lengths import Lengths, bimodal, evenly, fixed, lognormal, replay
+from staleflow.simulation.response_lengths import Lengths, bimodal, evenly, fixed, lognormal, replay
 
 GROUPS = [(f"e0-p{g}-a0", [f"e0-p{g}-a0-m{m}" for m in range(4)]) for g in range(1500)]
 

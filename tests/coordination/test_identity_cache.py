@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from staleflow.coordination.kept import Kept
+from staleflow.coordination.identity_cache import Kept
 
 
 class Source:

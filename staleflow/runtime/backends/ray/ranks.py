@@ -10,7 +10,7 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from staleflow.errors import RunFailed
-from staleflow.runtime.placement import Placement
+from staleflow.runtime.backends.ray.placement import Placement
 from staleflow.training.deepspeed.peers import Launch, RankDied
 
 
@@ -18,7 +18,7 @@ class RankActor:
     """A process with one rank. `send` runs on a thread of its own."""
 
     def __init__(self, rank: int, logs: Path) -> None:
-        from staleflow.runtime.actors import log_to
+        from staleflow.runtime.backends.ray.actors import log_to
         from staleflow.training.deepspeed.rank import Rank
 
         log_to(logs, f"trainer-rank-{rank}")

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from staleflow.coordination.obstacles import obstacle
+from staleflow.coordination.consume_blockers import obstacle
 from staleflow.protocol.buffer import StalenessBuffer
 
 

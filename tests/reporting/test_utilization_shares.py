@@ -9,7 +9,7 @@ import pytest
 from small_runs import STEPS, run_of
 
 from staleflow.reporting.headline import headline
-from staleflow.reporting.shares import idle_share, instance_names, shares, working_seconds
+from staleflow.reporting.utilization import idle_share, instance_names, shares, working_seconds
 
 
 def step(number: int, **seconds: float) -> dict[str, Any]:

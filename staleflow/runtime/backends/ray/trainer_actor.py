@@ -22,10 +22,10 @@ from typing import Any
 
 from staleflow.config.schema import Config
 from staleflow.data.trajectory import TrainBatch
-from staleflow.runtime.actors import log_to
 from staleflow.runtime.assembly import build_trainer
 from staleflow.runtime.backend import CheckpointSaved, StepTrained, TrainerUp, WeightsPushed
-from staleflow.runtime.placement import Placement
+from staleflow.runtime.backends.ray.actors import log_to
+from staleflow.runtime.backends.ray.placement import Placement
 from staleflow.runtime.start import StartPoint
 from staleflow.servers.transport import Handle, Lease
 
@@ -56,7 +56,7 @@ class TrainerActor:
         """Build the trainer and push its weights."""
         options: dict[str, Any] = {}
         if self._placement is not None and self._config.training.trainer == "deepspeed":
-            from staleflow.runtime.ray_ranks import own_host, ray_launch
+            from staleflow.runtime.backends.ray.ranks import own_host, ray_launch
 
             options = {"launch": ray_launch(self._placement, self._logs), "host": own_host()}
         self._trainer = build_trainer(self._config, start, **options)

@@ -19,9 +19,9 @@ from staleflow.runtime.assembly import (
     build_tokenizer,
     build_trajectory_server,
 )
+from staleflow.runtime.backends.ray.connect import check_nodes, connect
+from staleflow.runtime.backends.ray.placement import Placement, make_placement
 from staleflow.runtime.clock import SystemClock
-from staleflow.runtime.placement import Placement, make_placement
-from staleflow.runtime.ray_connect import check_nodes, connect
 from staleflow.runtime.session import RunPaths, loop_settings, make_journal, make_observer
 from staleflow.runtime.start import StartPoint
 from staleflow.telemetry.rows import Row, RunStatus
@@ -34,7 +34,7 @@ class TrajectoryServerActor:
     """The run loop with `Control` and the trajectory server, in one process."""
 
     def __init__(self, config: Config, start: StartPoint, paths: RunPaths, placement: Placement) -> None:
-        from staleflow.runtime.actors import log_to
+        from staleflow.runtime.backends.ray.actors import log_to
 
         log_to(paths.logs, "trajectory_server")
         self._config = config
@@ -49,9 +49,9 @@ class TrajectoryServerActor:
     def run(self) -> str:
         """Run to the end; returns the finish reason."""
         from staleflow.data.environment import SingleTurn
-        from staleflow.runtime.heap import Heap
+        from staleflow.runtime.backends.ray.backend import RayBackend
+        from staleflow.runtime.gc_tuning import Heap
         from staleflow.runtime.loop import RunLoop
-        from staleflow.runtime.ray_backend import RayBackend
         from staleflow.storage.ledger import LedgerWriter
 
         config, start, paths = self._config, self._start, self._paths

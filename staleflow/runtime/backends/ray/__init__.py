@@ -1,0 +1,1 @@
+"""The Ray backend: every part is an actor."""
