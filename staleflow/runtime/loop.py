@@ -4,14 +4,20 @@ Flow and backpressure::
 
     backend.poll ──messages──> RunLoop ──events──> Control ──actions──> RunLoop ──orders──> backend
                                   │                    │
-                           TrajectoryServer         ledger (flushed before a batch is handed out)
+                           trajectory store         ledger (flushed before a batch is handed out)
+                                  │
+                             event stream ──> journal, metrics, status, statistics
 
     rollout runs ahead of training only as far as Control draws and routes; the trainer has one batch
     at a time; a checkpoint is written after a step, before the next batch is trained. A push runs behind the
     passes of the next step, whose update waits for it.
 
+A coordination cycle follows news, at the earliest `interval_s` after the last one unless something stands
+still until it, and the time that `Control` asks to be woken at.
+
 Invariants: a payload delta is absorbed before the event that speaks of it; a record is in the ledger file
-before the action that follows from it; the loop itself decides nothing about trajectories.
+before the action that follows from it; messages of one moment come before its cycle; the loop itself decides
+nothing about trajectories. It is the only driver of `Control`, whatever the backend.
 """
 
 from __future__ import annotations
@@ -19,8 +25,9 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Generic, Protocol
 
 from staleflow.coordination.actions import (
     Action,
@@ -35,12 +42,10 @@ from staleflow.coordination.actions import (
     Train,
     Truncate,
 )
-from staleflow.coordination.commands import Command, Route
+from staleflow.coordination.commands import Command
 from staleflow.coordination.control import Control
 from staleflow.coordination.events import (
-    Ended,
     Event,
-    Given,
     GroupsDrawn,
     InstanceJoined,
     InstanceLost,
@@ -51,35 +56,52 @@ from staleflow.coordination.events import (
     StopRequested,
     TrainedStep,
     TrainerFree,
-    WaitingExternal,
 )
-from staleflow.coordination.reports import InstanceReport
-from staleflow.data.environment import Done, Environment, Waiting
-from staleflow.data.trajectory import FinishReason, token_hash
+from staleflow.data.trajectory import FAILED, FinishReason, Reward
 from staleflow.errors import RunFailed, UserError
-from staleflow.protocol.records import Record, Trained, TrainedMember
+from staleflow.protocol.records import Record, Trained
+from staleflow.rollout.instance import InstanceUpdate
 from staleflow.runtime.backend import (
+    B,
     Backend,
-    CheckpointSaved,
-    Evaluated,
-    EvaluationFailed,
-    InstanceDown,
-    InstanceUpdated,
+    EnvironmentsAnswered,
     Message,
+    P,
     PartFailed,
-    Scored,
-    StepTrained,
+    RewardsReady,
+    TimeUp,
     TrainerUp,
-    WeightsPushed,
+    TrajectoryStore,
 )
 from staleflow.runtime.clock import Clock
 from staleflow.runtime.evaluation_turns import EvaluationTurns
-from staleflow.runtime.gc_tuning import Heap
-from staleflow.runtime.length_counts import Late
-from staleflow.runtime.observer import Observer
-from staleflow.servers.trajectory_server import FAILED, TrajectoryServer
-from staleflow.storage.journal import JournalWriter
-from staleflow.storage.ledger import LedgerWriter
+from staleflow.runtime.turns import TurnEnds
+from staleflow.telemetry.events import (
+    BatchTaken,
+    CheckpointSaved,
+    CommandSent,
+    ControlRan,
+    Evaluated,
+    EvaluationFailed,
+    EvaluationSkipped,
+    EventStream,
+    GenerationEnded,
+    GivenUp,
+    InstanceDown,
+    PhaseBegan,
+    RecordAppended,
+    Released,
+    ReportReceived,
+    RewardReceived,
+    RunBegan,
+    RunEnded,
+    RunFinished,
+    StepTrained,
+    StragglerResampled,
+    StragglerTruncated,
+    TurnEnded,
+    WeightsPushed,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,123 +109,176 @@ class LoopSettings:
     """What the loop needs to know of the config."""
 
     steps: int
-    least_gap_s: float
-    """Between two coordination cycles, unless something stands still until the next one."""
     interval_s: float
-    """Longest time between two coordination cycles."""
+    """Least time between two coordination cycles, unless something stands still until the next one."""
+    idle_s: float
+    """Longest time that a poll waits: how soon a stop from outside is noticed. inf: until a message comes."""
     evaluate_every: int
     """Training steps between evaluations; 0: none."""
     evaluation_backlog: int
     """Versions that may wait while another is evaluated."""
-    checkpoint_every: int
-    """Training steps between checkpoints; 0: only at the end."""
+    checkpoint_every: int | None
+    """Training steps between checkpoints; 0: only at the end; None: never."""
     start_timeout_s: float
+    urgent_at_once: bool = True
+    multi_turn: bool = False
+    """An environment is asked what follows when the model has ended its turn."""
 
 
-class RunLoop:
+class Ledger(Protocol):
+    """Where records go: `storage.LedgerWriter`."""
+
+    def append(self, record: Record, seq: int, attempt: int) -> None:
+        """Append a record."""
+        ...
+
+    def flush(self, *, sync: bool = False) -> None:
+        """Hand everything to the operating system; `sync`: to the disk."""
+        ...
+
+    def close(self) -> None:
+        """Flush and close."""
+        ...
+
+
+class RunLoop(Generic[P, B]):
     """One attempt of a run, from start to Finish. `run` may be called once."""
 
     def __init__(
         self,
         *,
         control: Control,
-        server: TrajectoryServer,
-        environment: Environment,
-        backend: Backend,
-        ledger: LedgerWriter,
+        store: TrajectoryStore[P, B],
+        backend: Backend[P, B],
+        ledger: Ledger,
         opening: Record,
-        observer: Observer,
+        stream: EventStream,
         clock: Clock,
         settings: LoopSettings,
-        journal: JournalWriter | None = None,
-        heap: Heap | None = None,
+        settle: Callable[[], None] = lambda: None,
     ) -> None:
-        """`opening` is the record that begins this attempt: Start, or Resume. `heap`: that of this process,
-        where the process is the loop's own.
+        """`opening` is the record that begins this attempt: Start, or Resume. `settle` is called once a step,
+        while the trainer has work.
         """
         self._control = control
-        self._server = server
-        self._environment = environment
+        self._store = store
         self._backend = backend
         self._ledger = ledger
         self._opening = opening
-        self._observer = observer
+        self._stream = stream
         self._clock = clock
         self._settings = settings
-        self._journal = journal or JournalWriter(None)
-        self._heap = heap
-        self._heap_is_due = False
+        self._settle = settle
+        self._settle_is_due = False
+        self._handle = self._timed_handle if stream.has(ControlRan) else control.handle
+        self._idle_s = settings.idle_s
         self._events: deque[Event] = deque()
         self._working = False
         self._outgoing: dict[str, list[Command]] = {}
-        self._to_score: list[str] = []
-        self._external: dict[str, None] = {}
+        self._to_score: list[P] = []
+        self._turns = TurnEnds(store, stream, self._tell, clock, multi_turn=settings.multi_turn)
         self._stop = threading.Event()
+        self._halted = False
+        self._over = False
+        """Finished, or halted."""
         self._evaluations = EvaluationTurns(
             every=settings.evaluate_every, steps=settings.steps, backlog=settings.evaluation_backlog
         )
+        self._last_evaluated = -1
         self._saving: set[int] = set()
         self._version = -1
         """The newest one in the parameter server."""
         self._trained = -1
         """The trainer's: at most one ahead of it."""
         self._saved = -1
-        self._idle_since = clock.now()
+        self._now = self._idle_since = clock.now()
+        """When this turn began to act: the clock, read once."""
+        self._cycle_at = math.inf
         self._cycled_at = -math.inf
 
     def request_stop(self) -> None:
         """Finish the step in training, save and end. Safe to call from another thread."""
         self._stop.set()
 
+    def halt(self) -> None:
+        """Go no further than this moment: `run` returns `time`. For listeners."""
+        self._halted = self._over = True
+
     def run(self) -> str:
         """Run to the end; returns the finish reason. Raises RunFailed when a part is gone for good."""
+        emit = self._stream.emit
         try:
+            emit(RunBegan, control=self._control, balance=self._store.balance)
             self._perform(self._control.note(self._opening))
             self._ledger.flush()
-            self._observer.phase("starting")
+            emit(PhaseBegan, phase="starting")
             self._backend.start()
             self._wait_for_start()
-            self._observer.phase("running")
-            while self._control.finished is None:
-                self._turn(self._settings.interval_s)
+            emit(PhaseBegan, phase="running")
+            while not self._over:
+                self._turn()
             self._wind_down()
-            return self._control.finished
+            return self._control.finished or "time"
         finally:
             try:
                 self._ledger.close()
-                self._journal.close()
             finally:  # a full disk must not leave processes behind
                 self._backend.close()
 
     # ------------------------------------------------------------------ turns
 
-    def _turn(self, timeout_s: float) -> None:
-        for message in self._backend.poll(min(timeout_s, self._until_cycle())):
-            self._receive(message)
+    def _turn(self) -> None:
+        """Take messages in until a cycle is due or nothing comes, and make the cycle."""
+        is_due = False
+        while not is_due and self._take_in():
+            is_due = self._now >= self._cycle_at and not self._backend.more_now
+        if self._over:
+            return
         if self._stop.is_set() and not self._control.batches.stopping:
-            self._observer.phase("finishing step")
-            self._tell(StopRequested())
-        self._ask_environments()
-        now = self._clock.now()
-        if self._control.urgent or now - self._cycled_at >= self._settings.least_gap_s:
-            self._cycled_at = now
-            began = self._clock.cpu()
-            actions = self._control.cycle(now)
-            self._observer.coordinated(self._clock.cpu() - began, in_cycle=True)
-            self._perform(actions)
-        self._send_off()
-        if self._heap_is_due and self._heap is not None:
-            self._heap.settle()
-        self._heap_is_due = False
-        self._observer.tick(self._control, self._server.balance)
-        self._journal.flush_if_due()
+            self._want_cycle(self._now)
+        is_due = self._now >= self._cycle_at
+        if is_due:
+            self._cycle()
+            self._send_off()
+        self._stream.emit(TurnEnded, is_due)
+        if self._settle_is_due:
+            self._settle_is_due = False
+            self._settle()
 
-    def _until_cycle(self) -> float:
-        """Seconds that a poll may wait."""
-        if self._control.urgent:
-            return 0.0
-        gap = self._settings.least_gap_s
-        return max(0.0, self._cycled_at + gap - self._clock.now()) if gap else math.inf
+    def _take_in(self) -> bool:
+        """Take in what comes next and act on it. False: nothing has come, or the run is over."""
+        until = self._now + self._idle_s
+        if self._cycle_at < until:
+            until = self._cycle_at
+        if self._turns.next_at < until:
+            until = self._turns.next_at
+        messages = self._backend.poll(until)
+        self._now = self._clock.now()
+        for message in messages:
+            self._receive(message)
+        if self._to_score or self._outgoing or self._turns.next_at <= self._now:
+            self._send_off()
+        return bool(messages) and not self._over
+
+    def _cycle(self) -> None:
+        now = self._now = self._cycled_at = self._clock.now()
+        self._cycle_at = math.inf
+        if self._stop.is_set() and not self._control.batches.stopping:
+            self._stream.emit(PhaseBegan, phase="finishing step")
+            self._tell(StopRequested())
+        began = self._clock.cpu()
+        actions = self._control.cycle(now)
+        self._stream.emit(ControlRan, self._clock.cpu() - began, True)
+        self._perform(actions)
+        wake_at = self._control.wake_at
+        if wake_at is not None:
+            self._want_cycle(wake_at)
+
+    def _want_cycle(self, at: float) -> None:
+        if not (self._control.urgent and self._settings.urgent_at_once):
+            at = max(at, self._cycled_at + self._settings.interval_s)
+        if at < self._cycle_at:
+            self._cycle_at = at
 
     def _wait_for_start(self) -> None:
         deadline = self._clock.now() + self._settings.start_timeout_s
@@ -216,146 +291,131 @@ class RunLoop:
                     f"{missing} did not start within cluster.start_timeout_s = "
                     f"{self._settings.start_timeout_s:g} s; see the logs folder of the run"
                 )
-            self._turn(self._settings.interval_s)
+            self._turn()
 
     def _wind_down(self) -> None:
         """After Finish: last evaluation, last checkpoint, then nothing is under way."""
-        if self._trained >= 0:
-            if self._saved < self._trained:
-                self._observer.phase("saving")
+        if self._trained >= 0 and not self._halted:
+            if self._saved < self._trained and self._settings.checkpoint_every is not None:
+                self._stream.emit(PhaseBegan, phase="saving")
                 self._save(self._trained)
             while self._version < self._trained:  # the last push, which evaluation needs, and which may fail
                 self._wait()
             stopped = self._control.finished == "interrupted"
-            if (
-                self._settings.evaluate_every
-                and not stopped
-                and self._observer.last_evaluated < self._version
-            ):
+            if self._settings.evaluate_every and not stopped and self._last_evaluated < self._version:
                 self._evaluate(self._version)
         while self._saving or (self._evaluations.are_left and not self._stop.is_set()):
             if not self._saving:
-                self._observer.phase("evaluating")
+                self._stream.emit(PhaseBegan, phase="evaluating")
             self._wait()
-        self._observer.finish(self._control, self._server.balance)
+        self._stream.emit(RunEnded)
 
     def _wait(self) -> None:
         """A turn in which nothing is decided any more."""
-        for message in self._backend.poll(self._settings.interval_s):
+        for message in self._backend.poll(self._clock.now() + self._settings.idle_s):
             self._receive(message)
-        self._observer.tick(self._control, self._server.balance)
+        self._stream.emit(TurnEnded, False)
 
     # ------------------------------------------------------------------ messages
 
     def _receive(self, message: Message) -> None:
         match message:
-            case InstanceUpdated(update=update):
-                late = [
-                    Late(d.trajectory_id, len(d.segment.tokens), d.finish_reason is not None)
-                    for d in self._server.absorb(update.deltas)
-                ]
-                report = update.report
-                self._observer.reported(report, late)
-                self._journal_report(report)
-                self._tell(Reported(report=report))
-            case Scored(rewards=rewards):
-                self._observer.scored([reward for _, reward in rewards])
-                for trajectory_id, reward in rewards:
-                    if trajectory_id in self._server:
-                        self._journal.scored(trajectory_id, reward.raw, reward.status, reward.seconds)
-                        self._server.set_reward(trajectory_id, reward)
-                        self._rewarded(trajectory_id, reward.raw, reward.usable)
+            case InstanceUpdate():
+                late = self._store.absorb(message)
+                self._stream.emit(ReportReceived, message.report, late, self._store.find)
+                self._tell(Reported(message.report))
+            case RewardsReady():
+                self._on_rewards(message.rewards)
+            case EnvironmentsAnswered():
+                for trajectory_id, answer in message.answers:
+                    self._keep(self._turns.answered(trajectory_id, answer))
             case StepTrained():
                 self._on_trained(message)
             case WeightsPushed():
-                self._observer.pushed(message.version, message.seconds)
-                if self._evaluations.is_due(message.version):
-                    self._evaluate(message.version)
-                self._on_pushed(message.version, message.seconds)
-            case TrainerUp(version=version, push_s=push_s):
-                self._observer.pushed(version, push_s)
-                self._trained, self._idle_since = version, self._clock.now()
-                self._on_pushed(version, push_s)
-                if self._settings.evaluate_every and version < self._settings.steps:
-                    self._evaluate(version)
+                self._on_pushed(message)
+            case TrainerUp():
+                self._on_trainer_up(message)
             case InstanceJoined():
-                self._observer.instance_up(message.instance)
-                self._journal.joined(message)
+                self._stream.tell(message)
                 self._tell(message)
             case InstanceDown():
                 self._on_instance_down(message)
-            case CheckpointSaved(version=version, seconds=seconds):
-                self._saving.discard(version)
-                self._saved = version
-                self._observer.event("checkpoint", f"saved step {version} in {seconds:.1f} s")
-                self._journal.saved(version, seconds)
-            case Evaluated():
+            case CheckpointSaved():
+                self._saving.discard(message.version)
+                self._saved = message.version
+                self._stream.tell(message)
+            case Evaluated() | EvaluationFailed():
                 self._evaluations.done(message.version)
-                self._observer.evaluated(message)
-                self._journal.evaluated(message.version, message.seconds)
+                if isinstance(message, Evaluated):
+                    self._last_evaluated = max(self._last_evaluated, message.version)
+                self._stream.tell(message)
                 self._start_evaluation()
-            case EvaluationFailed(version=version, reason=reason):
-                self._evaluations.done(version)
-                self._observer.event("evaluation_failed", f"version {version} is not evaluated: {reason}")
-                self._start_evaluation()
+            case TimeUp():
+                self.halt()
             case PartFailed(part=part, reason=reason, blame_user=blame_user):
                 raise UserError(reason) if blame_user else RunFailed(f"{part} failed: {reason}")
 
-    def _on_trained(self, message: StepTrained) -> None:
-        result = message.result
-        trained = tuple(
-            TrainedMember(
-                id=t.trajectory_id, min=t.min_version, max=t.max_version, tokens=t.tokens, hash=t.token_hash
-            )
-            for t in result.trained
-        )
-        self._tell(
-            TrainedStep(
-                record=Trained(step=result.version_start, version=result.version_start, trajectories=trained)
-            )
-        )
-        self._ledger.flush()
-        self._server.trained(result.version_start)
-        self._observer.trained(message, self._control, self._server.balance)
-        self._journal.trained(result.version_start, message.update_s, message.push_s)
-        every = self._settings.checkpoint_every
-        if every and result.version % every == 0:
-            self._save(result.version)
-        self._trained, self._idle_since = result.version, self._clock.now()
-        self._tell(TrainerFree(version=result.version))
+    def _on_rewards(self, rewards: Sequence[tuple[str, Reward]]) -> None:
+        for trajectory_id, reward in rewards:
+            dropped = self._store.find(trajectory_id) is None
+            self._stream.emit(RewardReceived, trajectory_id, reward, dropped)
+            if not dropped:
+                hashed = self._store.rewarded(trajectory_id, reward)
+                self._tell(Rewarded(trajectory_id, reward.raw, reward.usable, hashed))
 
-    def _on_pushed(self, version: int, seconds: float) -> None:
-        self._version = version
-        self._journal.pushed(version, seconds)
-        self._tell(Pushed(version=version))
+    def _on_trained(self, message: StepTrained) -> None:
+        step, version = message.step, message.step + 1
+        self._tell(TrainedStep(record=Trained(step=step, version=step, trajectories=message.trained)))
+        self._ledger.flush()
+        self._store.trained(step)
+        self._stream.tell(message)
+        every = self._settings.checkpoint_every
+        if every and version % every == 0:
+            self._save(version)
+        self._trained, self._idle_since = version, self._clock.now()
+        self._tell(TrainerFree(version=version))
+
+    def _on_pushed(self, message: WeightsPushed) -> None:
+        self._version = message.version
+        self._stream.tell(message)
+        if self._evaluations.is_due(message.version):
+            self._evaluate(message.version)
+        self._tell(Pushed(version=message.version))
+
+    def _on_trainer_up(self, message: TrainerUp) -> None:
+        version = self._trained = message.version
+        self._idle_since = self._clock.now()
+        self._on_pushed(WeightsPushed(version=version, seconds=message.push_s))
+        if self._settings.evaluate_every and version < self._settings.steps:
+            self._evaluate(version)
 
     def _on_instance_down(self, message: InstanceDown) -> None:
-        self._observer.instance_down(message.instance, message.reason)
+        self._stream.tell(message)
         if self._control.fleet.is_current(message.instance, message.incarnation):
             resident = self._control.fleet.resident(message.instance)
             self._outgoing.pop(message.instance, None)
             lost = InstanceLost(
                 instance=message.instance,
                 incarnation=message.incarnation,
-                lengths=self._server.lengths(resident),
+                lengths=self._store.lengths(tuple(resident)),
                 reason=message.reason,
             )
-            self._journal.lost(lost)
+            self._stream.tell(lost)
             self._tell(lost)
-
-    def _journal_report(self, report: InstanceReport) -> None:
-        if self._journal.is_on:
-            left = [t.trajectory_id for t in (*report.interrupted, *report.finished)]
-            runs = {t: self._server.get(t).version_runs for t in left if t in self._server}
-            self._journal.reported(report, runs)
 
     # ------------------------------------------------------------------ actions
 
     def _tell(self, event: Event) -> None:
-        """Queue an event; unless actions are being performed, work the queue off."""
-        self._events.append(event)
-        if not self._working:
-            self._perform([])
+        """Tell Control an event. While actions are performed, it waits for the rest of them."""
+        if self._working:
+            self._events.append(event)
+            return
+        actions = self._handle(event)
+        if actions:
+            self._perform(actions)
+        elif isinstance(event, Rewarded):
+            return  # its group is not complete: there is nothing new to decide on
+        self._want_cycle(self._now)
 
     def _perform(self, actions: Sequence[Action]) -> None:
         """Perform actions, then the events that come up, one after the other.
@@ -364,120 +424,87 @@ class RunLoop:
         are written in the order of their numbers.
         """
         self._working = True
-        try:
-            self._apply(actions)
-            while self._events:
-                began = self._clock.cpu()
-                actions = self._control.handle(self._events.popleft())
-                self._observer.coordinated(self._clock.cpu() - began, in_cycle=False)
-                self._apply(actions)
-        finally:
-            self._working = False
+        self._apply(actions)
+        while self._events:
+            event = self._events.popleft()
+            self._apply(self._handle(event))
+            self._want_cycle(self._now)
+        self._working = False
+
+    def _timed_handle(self, event: Event) -> Sequence[Action]:
+        began = self._clock.cpu()
+        actions = self._control.handle(event)
+        self._stream.emit(ControlRan, self._clock.cpu() - began, False)
+        return actions
 
     def _apply(self, actions: Sequence[Action]) -> None:
+        emit = self._stream.emit
         for action in actions:
             match action:
                 case Append(record=record, seq=seq, attempt=attempt):
                     self._ledger.append(record, seq, attempt)
-                    self._journal.ledger(seq)
+                    emit(RecordAppended, seq)
                 case Send(command=command):
-                    self._observer.command(command)
-                    self._journal.command(command)
+                    emit(CommandSent, command)
                     self._outgoing.setdefault(command.instance, []).append(command)
                 case Score(trajectory_id=trajectory_id):
-                    self._after_turn_end(trajectory_id)
+                    self._keep(self._turns.ended(trajectory_id))
                 case DrawGroups(count=count, padding=padding):
                     self._draw(count, padding)
                 case Discard(trajectory_ids=ids, reason=reason):
-                    self._observer.discarded(reason, self._server.discard(ids, reason))
-                    self._journal.released(ids, reason)
+                    emit(Released, self._store.discard(ids, reason), reason)
                 case GiveUp(trajectory_id=trajectory_id, reason=reason):
-                    self._server.give_up(trajectory_id)
-                    self._journal.gave_up(trajectory_id, reason)
-                    self._observer.event("gave_up", f"trajectory {trajectory_id} is masked: {reason}")
+                    self._store.give_up(trajectory_id)
+                    emit(GivenUp, trajectory_id=trajectory_id, reason=reason)
                 case Resample(trajectory_id=trajectory_id, new_id=new_id, reason=reason):
-                    self._observer.resampled(self._server.resample(trajectory_id, new_id), reason)
-                    self._journal.resampled(trajectory_id, new_id, reason)
+                    dropped = self._store.resample(trajectory_id, new_id)
+                    emit(StragglerResampled, dropped=dropped, new_id=new_id, reason=reason)
                 case Truncate(trajectory_id=trajectory_id, reason=reason):
-                    self._observer.truncated(self._server.truncate(trajectory_id), reason)
-                    self._journal.truncated(trajectory_id, reason)
+                    cut = self._store.truncate(trajectory_id)
+                    emit(StragglerTruncated, trajectory=cut, reason=reason)
                 case Train():
                     self._train(action)
                 case Finish(reason=reason):
+                    self._over = True
                     self._ledger.flush(sync=True)
-                    self._observer.event("finish", reason)
-                    self._journal.finished(reason)
+                    emit(RunFinished, reason=reason)
 
-    def _after_turn_end(self, trajectory_id: str) -> None:
-        trajectory = self._server.get(trajectory_id)
-        waited = trajectory_id in self._external
-        stopped = trajectory.finish_reason is FinishReason.STOP
-        answer = self._environment.respond(trajectory) if stopped else Done()
-        if isinstance(answer, Waiting):
-            if not waited:
-                self._external[trajectory_id] = None
-                self._journal.external(trajectory_id, answer.limit_s)
-                self._tell(WaitingExternal(trajectory_id=trajectory_id, limit_s=answer.limit_s))
-            return
-        self._external.pop(trajectory_id, None)
-        if trajectory.finish_reason is FinishReason.FAILED:
-            self._observer.sampled(trajectory)
-            self._server.set_reward(trajectory_id, FAILED)
-            self._journal.scored(trajectory_id, FAILED.raw, FAILED.status)
-            self._rewarded(trajectory_id, FAILED.raw, FAILED.usable)
-            return
-        trajectory = self._server.answer(trajectory_id, answer)
-        if trajectory.finish_reason is None:
-            self._journal.given(trajectory_id, trajectory.length)
-            self._tell(Given(trajectory_id=trajectory_id, length=trajectory.length))
-            return
-        if waited:
-            self._tell(Ended(trajectory_id=trajectory_id))
-        self._observer.sampled(trajectory)
-        self._to_score.append(trajectory_id)
-
-    def _ask_environments(self) -> None:
-        """Ask again for trajectories whose environment was not ready."""
-        for trajectory_id in list(self._external):
-            if trajectory_id in self._server:
-                self._after_turn_end(trajectory_id)
+    def _keep(self, complete: P | None) -> None:
+        """A trajectory to be scored when this turn's orders go out, or None."""
+        if complete is not None:
+            self._stream.emit(GenerationEnded, complete)
+            if complete.finish_reason is FinishReason.FAILED:
+                self._on_rewards(((complete.trajectory_id, FAILED),))
             else:
-                del self._external[trajectory_id]
-
-    def _rewarded(self, trajectory_id: str, raw: float, usable: bool) -> None:
-        hashed = token_hash(self._server.get(trajectory_id).tokens)
-        self._tell(Rewarded(trajectory_id=trajectory_id, raw=raw, usable=usable, token_hash=hashed))
+                self._to_score.append(complete)
 
     def _draw(self, count: int, padding: bool) -> None:
-        groups, exhausted = self._server.draw(count, padding=padding)
-        self._journal.drawn(groups)
-        self._tell(GroupsDrawn(groups=groups))
+        groups, exhausted = self._store.draw(count, padding=padding)
+        drawn = GroupsDrawn(groups=groups)
+        self._stream.tell(drawn)
+        self._tell(drawn)
         if exhausted:
             self._tell(SourceExhausted())
 
     def _train(self, action: Train) -> None:
         self._ledger.flush()
-        batch = self._server.batch(action.step, action.groups, action.final)
+        batch = self._store.batch(action.step, action.groups, action.final)
         waited_s = self._clock.now() - self._idle_since
-        self._observer.batch(batch.step, batch.groups, waited_s)
-        self._journal.batch(action.step, waited_s)
+        self._stream.emit(BatchTaken, step=batch.step, groups=batch.groups, waited_s=waited_s)
         self._backend.train(batch, hold=self._evaluations.is_due(action.step + 1))
-        self._heap_is_due = True
+        self._settle_is_due = True
 
     def _send_off(self) -> None:
-        """Hand over what this turn decided: one message per instance, one for the rewards."""
-        for instance, commands in self._outgoing.items():
-            payloads = {
-                c.trajectory_id: self._server.get(c.trajectory_id)
-                for c in commands
-                if isinstance(c, Route) and c.trajectory_id in self._server
-            }
-            self._backend.deliver(instance, commands, payloads)
-        self._outgoing = {}
-        ids, self._to_score = self._to_score, []
-        trajectories = [self._server.get(t) for t in ids if t in self._server]
-        if trajectories:
-            self._backend.score(trajectories)
+        """Send what was decided: one message each for rewards, environments and every instance."""
+        if self._to_score:
+            complete, self._to_score = self._to_score, []
+            self._backend.score(complete)
+        if self._turns.next_at <= self._now:
+            self._backend.respond(self._turns.take(self._now))
+        if self._outgoing:
+            outgoing, self._outgoing = self._outgoing, {}
+            for instance, commands in outgoing.items():
+                self._backend.deliver(instance, commands, self._store.payloads(commands))
 
     # ------------------------------------------------------------------ evaluation and checkpoints
 
@@ -485,8 +512,7 @@ class RunLoop:
         skipped = self._evaluations.ask(version)
         if skipped is not None:
             self._backend.release(skipped)
-            text = f"version {skipped} is not evaluated: evaluation is behind (see evaluation.backlog)"
-            self._observer.event("evaluation_skipped", text)
+            self._stream.emit(EvaluationSkipped, version=skipped)
         self._start_evaluation()
 
     def _start_evaluation(self) -> None:
