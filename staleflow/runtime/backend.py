@@ -18,8 +18,8 @@ from staleflow.coordination.commands import Command
 from staleflow.coordination.events import DrawnGroup, InstanceJoined
 from staleflow.data.environment import Answer
 from staleflow.data.responses import Balance, LateTokens, Response, Scored
-from staleflow.data.trajectory import Reward
-from staleflow.protocol.records import TrainedMember
+from staleflow.data.trajectory import Reward, Trajectory
+from staleflow.protocol.records import Record, TrainedMember
 from staleflow.rollout.instance import InstanceUpdate
 from staleflow.telemetry.events import (
     CheckpointSaved,
@@ -101,6 +101,22 @@ def step_trained(result: TrainResult, *, update_s: float, waited_s: float = 0.0)
     )
 
 
+class Environments(Protocol):
+    """What asks the environments of trajectories, without blocking: `data.environment_pool`."""
+
+    def submit(self, trajectories: Sequence[Trajectory]) -> None:
+        """Ask what follows each; every one is answered exactly once."""
+        ...
+
+    def poll(self, timeout_s: float) -> Sequence[tuple[str, Answer]]:
+        """Answers by trajectory id; waits up to `timeout_s` for the first."""
+        ...
+
+    def close(self) -> None:
+        """Ask no more; may be called twice."""
+        ...
+
+
 class Batch(Protocol):
     """The groups of one training step, in the order in which the protocol consumed them."""
 
@@ -119,6 +135,22 @@ P = TypeVar("P", bound=Response)
 B = TypeVar("B", bound=Batch)
 P_contra = TypeVar("P_contra", bound=Response, contravariant=True)
 B_contra = TypeVar("B_contra", bound=Batch, contravariant=True)
+
+
+class Ledger(Protocol):
+    """Where records go: `storage.LedgerWriter`."""
+
+    def append(self, record: Record, seq: int, attempt: int) -> None:
+        """Append a record."""
+        ...
+
+    def flush(self, *, sync: bool = False) -> None:
+        """Hand everything to the operating system; `sync`: to the disk."""
+        ...
+
+    def close(self) -> None:
+        """Flush and close."""
+        ...
 
 
 class Backend(Protocol[P_contra, B_contra]):

@@ -12,9 +12,6 @@ Flow and backpressure::
     at a time; a checkpoint is written after a step, before the next batch is trained. A push runs behind the
     passes of the next step, whose update waits for it.
 
-A coordination cycle follows news, at the earliest `interval_s` after the last one unless something stands
-still until it, and the time that `Control` asks to be woken at.
-
 Invariants: a payload delta is absorbed before the event that speaks of it; a record is in the ledger file
 before the action that follows from it; messages of one moment come before its cycle; the loop itself decides
 nothing about trajectories. It is the only driver of `Control`, whatever the backend.
@@ -22,42 +19,28 @@ nothing about trajectories. It is the only driver of `Control`, whatever the bac
 
 from __future__ import annotations
 
-import math
 import threading
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, Protocol
+from typing import Any, Generic
 
 from staleflow.coordination.actions import (
-    Action,
-    Append,
-    Discard,
     DrawGroups,
     Finish,
-    GiveUp,
-    Resample,
-    Score,
-    Send,
     Train,
-    Truncate,
 )
-from staleflow.coordination.commands import Command
 from staleflow.coordination.control import Control
 from staleflow.coordination.events import (
-    Event,
     GroupsDrawn,
     InstanceJoined,
     InstanceLost,
     Pushed,
     Reported,
-    Rewarded,
     SourceExhausted,
     StopRequested,
     TrainedStep,
     TrainerFree,
 )
-from staleflow.data.trajectory import FAILED, FinishReason, Reward
 from staleflow.errors import RunFailed, UserError
 from staleflow.protocol.records import Record, Trained
 from staleflow.rollout.instance import InstanceUpdate
@@ -65,7 +48,7 @@ from staleflow.runtime.backend import (
     B,
     Backend,
     EnvironmentsAnswered,
-    Message,
+    Ledger,
     P,
     PartFailed,
     RewardsReady,
@@ -74,31 +57,22 @@ from staleflow.runtime.backend import (
     TrajectoryStore,
 )
 from staleflow.runtime.clock import Clock
-from staleflow.runtime.evaluation_turns import EvaluationTurns
-from staleflow.runtime.turns import TurnEnds
+from staleflow.runtime.control_driver import ControlDriver
+from staleflow.runtime.milestones import Checkpoints, Evaluations
+from staleflow.runtime.orders import Orders
 from staleflow.telemetry.events import (
     BatchTaken,
     CheckpointSaved,
-    CommandSent,
-    ControlRan,
     Evaluated,
     EvaluationFailed,
-    EvaluationSkipped,
     EventStream,
-    GenerationEnded,
-    GivenUp,
     InstanceDown,
     PhaseBegan,
-    RecordAppended,
-    Released,
     ReportReceived,
-    RewardReceived,
     RunBegan,
     RunEnded,
     RunFinished,
     StepTrained,
-    StragglerResampled,
-    StragglerTruncated,
     TurnEnded,
     WeightsPushed,
 )
@@ -123,22 +97,6 @@ class LoopSettings:
     urgent_at_once: bool = True
     multi_turn: bool = False
     """An environment is asked what follows when the model has ended its turn."""
-
-
-class Ledger(Protocol):
-    """Where records go: `storage.LedgerWriter`."""
-
-    def append(self, record: Record, seq: int, attempt: int) -> None:
-        """Append a record."""
-        ...
-
-    def flush(self, *, sync: bool = False) -> None:
-        """Hand everything to the operating system; `sync`: to the disk."""
-        ...
-
-    def close(self) -> None:
-        """Flush and close."""
-        ...
 
 
 class RunLoop(Generic[P, B]):
@@ -170,31 +128,63 @@ class RunLoop(Generic[P, B]):
         self._settings = settings
         self._settle = settle
         self._settle_is_due = False
-        self._handle = self._timed_handle if stream.has(ControlRan) else control.handle
-        self._idle_s = settings.idle_s
-        self._events: deque[Event] = deque()
-        self._working = False
-        self._outgoing: dict[str, list[Command]] = {}
-        self._to_score: list[P] = []
-        self._turns = TurnEnds(store, stream, self._tell, clock, multi_turn=settings.multi_turn)
+        performers: dict[type, Callable[[Any], None]] = {}
+        self._driver = ControlDriver(
+            control,
+            performers,
+            stream=stream,
+            clock=clock,
+            interval_s=settings.interval_s,
+            urgent_at_once=settings.urgent_at_once,
+        )
+        self._tell = self._driver.tell
+        self._orders = Orders(
+            store=store,
+            backend=backend,
+            ledger=ledger,
+            stream=stream,
+            tell=self._tell,
+            clock=clock,
+            multi_turn=settings.multi_turn,
+        )
+        performers |= {
+            **self._orders.performers(),
+            DrawGroups: self._draw,
+            Train: self._train,
+            Finish: self._finish,
+        }
+        self._checkpoints = Checkpoints(backend, ledger, stream, every=settings.checkpoint_every)
+        self._evaluations = Evaluations(
+            backend,
+            stream,
+            every=settings.evaluate_every,
+            steps=settings.steps,
+            backlog=settings.evaluation_backlog,
+        )
+        self._receivers: dict[type, Callable[[Any], None]] = {
+            InstanceUpdate: self._on_update,
+            RewardsReady: lambda message: self._orders.rewarded(message.rewards),
+            EnvironmentsAnswered: lambda message: self._orders.answered(message.answers),
+            StepTrained: self._on_trained,
+            WeightsPushed: self._on_pushed,
+            TrainerUp: self._on_trainer_up,
+            InstanceJoined: self._on_joined,
+            InstanceDown: self._on_instance_down,
+            CheckpointSaved: self._checkpoints.saved,
+            Evaluated: self._evaluations.done,
+            EvaluationFailed: self._evaluations.done,
+            TimeUp: lambda _: self.halt(),
+            PartFailed: self._on_failed,
+        }
         self._stop = threading.Event()
         self._halted = False
         self._over = False
         """Finished, or halted."""
-        self._evaluations = EvaluationTurns(
-            every=settings.evaluate_every, steps=settings.steps, backlog=settings.evaluation_backlog
-        )
-        self._last_evaluated = -1
-        self._saving: set[int] = set()
         self._version = -1
         """The newest one in the parameter server."""
         self._trained = -1
         """The trainer's: at most one ahead of it."""
-        self._saved = -1
-        self._now = self._idle_since = clock.now()
-        """When this turn began to act: the clock, read once."""
-        self._cycle_at = math.inf
-        self._cycled_at = -math.inf
+        self._idle_since = clock.now()
 
     def request_stop(self) -> None:
         """Finish the step in training, save and end. Safe to call from another thread."""
@@ -209,7 +199,7 @@ class RunLoop(Generic[P, B]):
         emit = self._stream.emit
         try:
             emit(RunBegan, control=self._control, balance=self._store.balance)
-            self._perform(self._control.note(self._opening))
+            self._driver.perform(self._control.note(self._opening))
             self._ledger.flush()
             emit(PhaseBegan, phase="starting")
             self._backend.start()
@@ -229,17 +219,21 @@ class RunLoop(Generic[P, B]):
 
     def _turn(self) -> None:
         """Take messages in until a cycle is due or nothing comes, and make the cycle."""
-        is_due = False
+        driver, is_due = self._driver, False
         while not is_due and self._take_in():
-            is_due = self._now >= self._cycle_at and not self._backend.more_now
+            is_due = driver.now >= driver.cycle_at and not self._backend.more_now
         if self._over:
             return
-        if self._stop.is_set() and not self._control.batches.stopping:
-            self._want_cycle(self._now)
-        is_due = self._now >= self._cycle_at
+        stops = self._stop.is_set() and not self._control.batches.stopping
+        if stops:
+            driver.want_cycle(driver.now)
+        is_due = driver.now >= driver.cycle_at
         if is_due:
-            self._cycle()
-            self._send_off()
+            if stops:
+                self._stream.emit(PhaseBegan, phase="finishing step")
+                driver.tell(StopRequested())
+            driver.cycle()
+            self._orders.send(driver.now)
         self._stream.emit(TurnEnded, is_due)
         if self._settle_is_due:
             self._settle_is_due = False
@@ -247,38 +241,19 @@ class RunLoop(Generic[P, B]):
 
     def _take_in(self) -> bool:
         """Take in what comes next and act on it. False: nothing has come, or the run is over."""
-        until = self._now + self._idle_s
-        if self._cycle_at < until:
-            until = self._cycle_at
-        if self._turns.next_at < until:
-            until = self._turns.next_at
+        driver = self._driver
+        until = driver.now + self._settings.idle_s
+        if driver.cycle_at < until:
+            until = driver.cycle_at
+        if self._orders.due_at < until:
+            until = self._orders.due_at
         messages = self._backend.poll(until)
-        self._now = self._clock.now()
+        driver.now = self._clock.now()
         for message in messages:
-            self._receive(message)
-        if self._to_score or self._outgoing or self._turns.next_at <= self._now:
-            self._send_off()
+            self._receivers[type(message)](message)
+        if self._orders.due_at <= driver.now:
+            self._orders.send(driver.now)
         return bool(messages) and not self._over
-
-    def _cycle(self) -> None:
-        now = self._now = self._cycled_at = self._clock.now()
-        self._cycle_at = math.inf
-        if self._stop.is_set() and not self._control.batches.stopping:
-            self._stream.emit(PhaseBegan, phase="finishing step")
-            self._tell(StopRequested())
-        began = self._clock.cpu()
-        actions = self._control.cycle(now)
-        self._stream.emit(ControlRan, self._clock.cpu() - began, True)
-        self._perform(actions)
-        wake_at = self._control.wake_at
-        if wake_at is not None:
-            self._want_cycle(wake_at)
-
-    def _want_cycle(self, at: float) -> None:
-        if not (self._control.urgent and self._settings.urgent_at_once):
-            at = max(at, self._cycled_at + self._settings.interval_s)
-        if at < self._cycle_at:
-            self._cycle_at = at
 
     def _wait_for_start(self) -> None:
         deadline = self._clock.now() + self._settings.start_timeout_s
@@ -296,16 +271,14 @@ class RunLoop(Generic[P, B]):
     def _wind_down(self) -> None:
         """After Finish: last evaluation, last checkpoint, then nothing is under way."""
         if self._trained >= 0 and not self._halted:
-            if self._saved < self._trained and self._settings.checkpoint_every is not None:
+            if self._checkpoints.ended(self._trained):
                 self._stream.emit(PhaseBegan, phase="saving")
-                self._save(self._trained)
             while self._version < self._trained:  # the last push, which evaluation needs, and which may fail
                 self._wait()
-            stopped = self._control.finished == "interrupted"
-            if self._settings.evaluate_every and not stopped and self._last_evaluated < self._version:
-                self._evaluate(self._version)
-        while self._saving or (self._evaluations.are_left and not self._stop.is_set()):
-            if not self._saving:
+            if self._control.finished != "interrupted":
+                self._evaluations.ended(self._version)
+        while self._checkpoints.under_way or (self._evaluations.under_way and not self._stop.is_set()):
+            if not self._checkpoints.under_way:
                 self._stream.emit(PhaseBegan, phase="evaluating")
             self._wait()
         self._stream.emit(RunEnded)
@@ -313,55 +286,24 @@ class RunLoop(Generic[P, B]):
     def _wait(self) -> None:
         """A turn in which nothing is decided any more."""
         for message in self._backend.poll(self._clock.now() + self._settings.idle_s):
-            self._receive(message)
+            self._receivers[type(message)](message)
         self._stream.emit(TurnEnded, False)
 
     # ------------------------------------------------------------------ messages
 
-    def _receive(self, message: Message) -> None:
-        match message:
-            case InstanceUpdate():
-                late = self._store.absorb(message)
-                self._stream.emit(ReportReceived, message.report, late, self._store.find)
-                self._tell(Reported(message.report))
-            case RewardsReady():
-                self._on_rewards(message.rewards)
-            case EnvironmentsAnswered():
-                for trajectory_id, answer in message.answers:
-                    self._keep(self._turns.answered(trajectory_id, answer))
-            case StepTrained():
-                self._on_trained(message)
-            case WeightsPushed():
-                self._on_pushed(message)
-            case TrainerUp():
-                self._on_trainer_up(message)
-            case InstanceJoined():
-                self._stream.tell(message)
-                self._tell(message)
-            case InstanceDown():
-                self._on_instance_down(message)
-            case CheckpointSaved():
-                self._saving.discard(message.version)
-                self._saved = message.version
-                self._stream.tell(message)
-            case Evaluated() | EvaluationFailed():
-                self._evaluations.done(message.version)
-                if isinstance(message, Evaluated):
-                    self._last_evaluated = max(self._last_evaluated, message.version)
-                self._stream.tell(message)
-                self._start_evaluation()
-            case TimeUp():
-                self.halt()
-            case PartFailed(part=part, reason=reason, blame_user=blame_user):
-                raise UserError(reason) if blame_user else RunFailed(f"{part} failed: {reason}")
+    def _on_update(self, message: InstanceUpdate) -> None:
+        late = self._store.absorb(message)
+        self._stream.emit(ReportReceived, message.report, late, self._store.find)
+        self._tell(Reported(message.report))
 
-    def _on_rewards(self, rewards: Sequence[tuple[str, Reward]]) -> None:
-        for trajectory_id, reward in rewards:
-            dropped = self._store.find(trajectory_id) is None
-            self._stream.emit(RewardReceived, trajectory_id, reward, dropped)
-            if not dropped:
-                hashed = self._store.rewarded(trajectory_id, reward)
-                self._tell(Rewarded(trajectory_id, reward.raw, reward.usable, hashed))
+    def _on_joined(self, message: InstanceJoined) -> None:
+        self._stream.tell(message)
+        self._tell(message)
+
+    def _on_failed(self, message: PartFailed) -> None:
+        if message.blame_user:
+            raise UserError(message.reason)
+        raise RunFailed(f"{message.part} failed: {message.reason}")
 
     def _on_trained(self, message: StepTrained) -> None:
         step, version = message.step, message.step + 1
@@ -369,31 +311,27 @@ class RunLoop(Generic[P, B]):
         self._ledger.flush()
         self._store.trained(step)
         self._stream.tell(message)
-        every = self._settings.checkpoint_every
-        if every and version % every == 0:
-            self._save(version)
+        self._checkpoints.trained(version)
         self._trained, self._idle_since = version, self._clock.now()
         self._tell(TrainerFree(version=version))
 
     def _on_pushed(self, message: WeightsPushed) -> None:
         self._version = message.version
         self._stream.tell(message)
-        if self._evaluations.is_due(message.version):
-            self._evaluate(message.version)
+        self._evaluations.pushed(message.version)
         self._tell(Pushed(version=message.version))
 
     def _on_trainer_up(self, message: TrainerUp) -> None:
         version = self._trained = message.version
         self._idle_since = self._clock.now()
         self._on_pushed(WeightsPushed(version=version, seconds=message.push_s))
-        if self._settings.evaluate_every and version < self._settings.steps:
-            self._evaluate(version)
+        self._evaluations.began(version)
 
     def _on_instance_down(self, message: InstanceDown) -> None:
         self._stream.tell(message)
         if self._control.fleet.is_current(message.instance, message.incarnation):
             resident = self._control.fleet.resident(message.instance)
-            self._outgoing.pop(message.instance, None)
+            self._orders.void(message.instance)
             lost = InstanceLost(
                 instance=message.instance,
                 incarnation=message.incarnation,
@@ -405,81 +343,8 @@ class RunLoop(Generic[P, B]):
 
     # ------------------------------------------------------------------ actions
 
-    def _tell(self, event: Event) -> None:
-        """Tell Control an event. While actions are performed, it waits for the rest of them."""
-        if self._working:
-            self._events.append(event)
-            return
-        actions = self._handle(event)
-        if actions:
-            self._perform(actions)
-        elif isinstance(event, Rewarded):
-            return  # its group is not complete: there is nothing new to decide on
-        self._want_cycle(self._now)
-
-    def _perform(self, actions: Sequence[Action]) -> None:
-        """Perform actions, then the events that come up, one after the other.
-
-        An event that comes up while actions are performed waits for the rest of them, so that ledger records
-        are written in the order of their numbers.
-        """
-        self._working = True
-        self._apply(actions)
-        while self._events:
-            event = self._events.popleft()
-            self._apply(self._handle(event))
-            self._want_cycle(self._now)
-        self._working = False
-
-    def _timed_handle(self, event: Event) -> Sequence[Action]:
-        began = self._clock.cpu()
-        actions = self._control.handle(event)
-        self._stream.emit(ControlRan, self._clock.cpu() - began, False)
-        return actions
-
-    def _apply(self, actions: Sequence[Action]) -> None:
-        emit = self._stream.emit
-        for action in actions:
-            match action:
-                case Append(record=record, seq=seq, attempt=attempt):
-                    self._ledger.append(record, seq, attempt)
-                    emit(RecordAppended, seq)
-                case Send(command=command):
-                    emit(CommandSent, command)
-                    self._outgoing.setdefault(command.instance, []).append(command)
-                case Score(trajectory_id=trajectory_id):
-                    self._keep(self._turns.ended(trajectory_id))
-                case DrawGroups(count=count, padding=padding):
-                    self._draw(count, padding)
-                case Discard(trajectory_ids=ids, reason=reason):
-                    emit(Released, self._store.discard(ids, reason), reason)
-                case GiveUp(trajectory_id=trajectory_id, reason=reason):
-                    self._store.give_up(trajectory_id)
-                    emit(GivenUp, trajectory_id=trajectory_id, reason=reason)
-                case Resample(trajectory_id=trajectory_id, new_id=new_id, reason=reason):
-                    dropped = self._store.resample(trajectory_id, new_id)
-                    emit(StragglerResampled, dropped=dropped, new_id=new_id, reason=reason)
-                case Truncate(trajectory_id=trajectory_id, reason=reason):
-                    cut = self._store.truncate(trajectory_id)
-                    emit(StragglerTruncated, trajectory=cut, reason=reason)
-                case Train():
-                    self._train(action)
-                case Finish(reason=reason):
-                    self._over = True
-                    self._ledger.flush(sync=True)
-                    emit(RunFinished, reason=reason)
-
-    def _keep(self, complete: P | None) -> None:
-        """A trajectory to be scored when this turn's orders go out, or None."""
-        if complete is not None:
-            self._stream.emit(GenerationEnded, complete)
-            if complete.finish_reason is FinishReason.FAILED:
-                self._on_rewards(((complete.trajectory_id, FAILED),))
-            else:
-                self._to_score.append(complete)
-
-    def _draw(self, count: int, padding: bool) -> None:
-        groups, exhausted = self._store.draw(count, padding=padding)
+    def _draw(self, action: DrawGroups) -> None:
+        groups, exhausted = self._store.draw(action.count, padding=action.padding)
         drawn = GroupsDrawn(groups=groups)
         self._stream.tell(drawn)
         self._tell(drawn)
@@ -494,34 +359,7 @@ class RunLoop(Generic[P, B]):
         self._backend.train(batch, hold=self._evaluations.is_due(action.step + 1))
         self._settle_is_due = True
 
-    def _send_off(self) -> None:
-        """Send what was decided: one message each for rewards, environments and every instance."""
-        if self._to_score:
-            complete, self._to_score = self._to_score, []
-            self._backend.score(complete)
-        if self._turns.next_at <= self._now:
-            self._backend.respond(self._turns.take(self._now))
-        if self._outgoing:
-            outgoing, self._outgoing = self._outgoing, {}
-            for instance, commands in outgoing.items():
-                self._backend.deliver(instance, commands, self._store.payloads(commands))
-
-    # ------------------------------------------------------------------ evaluation and checkpoints
-
-    def _evaluate(self, version: int) -> None:
-        skipped = self._evaluations.ask(version)
-        if skipped is not None:
-            self._backend.release(skipped)
-            self._stream.emit(EvaluationSkipped, version=skipped)
-        self._start_evaluation()
-
-    def _start_evaluation(self) -> None:
-        version = self._evaluations.start()
-        if version is not None:
-            self._backend.evaluate(version)
-
-    def _save(self, version: int) -> None:
-        if version not in self._saving:
-            self._saving.add(version)
-            self._ledger.flush(sync=True)  # a checkpoint never outlives the records of its steps
-            self._backend.save(version)
+    def _finish(self, action: Finish) -> None:
+        self._over = True
+        self._ledger.flush(sync=True)
+        self._stream.emit(RunFinished, reason=action.reason)

@@ -15,8 +15,9 @@ from staleflow.coordination.policies import PolicySettings, build_coordinator, e
 from staleflow.coordination.stragglers import StragglerRule
 from staleflow.protocol.buffer import StalenessBuffer
 from staleflow.protocol.records import LastBatch, Record, Start
+from staleflow.runtime.backend import Ledger
 from staleflow.runtime.backends.simulated import SimulatedBackend
-from staleflow.runtime.loop import Ledger, LoopSettings, RunLoop
+from staleflow.runtime.loop import LoopSettings, RunLoop
 from staleflow.simulation.result import SimulationResult
 from staleflow.simulation.settings import ClusterSettings
 from staleflow.simulation.store import SimulatedBatch

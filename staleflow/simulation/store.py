@@ -81,6 +81,9 @@ class SimulatedStore:
         self._drawn = 0
         self._expired: deque[tuple[str, int]] = deque()
 
+    def __len__(self) -> int:
+        return len(self._living)
+
     def find(self, trajectory_id: str) -> SimulatedTrajectory | None:
         """A living trajectory that is still wanted."""
         return None if trajectory_id in self.leaving else self._living.get(trajectory_id)

@@ -8,10 +8,10 @@ import pytest
 
 from staleflow.coordination.cost_model import CostModel
 from staleflow.coordination.policies import POLICIES, effective_bound
+from staleflow.runtime.simulate import simulate_policy
 from staleflow.simulation.bounds import draw_batches, find_bounds
 from staleflow.simulation.response_lengths import fixed, lognormal
 from staleflow.simulation.settings import ClusterSettings, TrainerCosts
-from staleflow.simulation.simulate import simulate_policy
 
 CLUSTER = ClusterSettings(
     instances=3,
