@@ -32,7 +32,6 @@ class ControlDriver:
         stream: EventStream,
         clock: Clock,
         interval_s: float,
-        urgent_at_once: bool = True,
     ) -> None:
         """`performers` carry out actions, by their type."""
         self._control = control
@@ -40,7 +39,6 @@ class ControlDriver:
         self._stream = stream
         self._clock = clock
         self._interval_s = interval_s
-        self._urgent_at_once = urgent_at_once
         self._handle = self._timed_handle if stream.has(ControlRan) else control.handle
         self._waiting: deque[Event] = deque()
         self._performing = False
@@ -88,7 +86,7 @@ class ControlDriver:
 
     def want_cycle(self, at: float) -> None:
         """A cycle is due at `at`, or when the interval since the last one is over."""
-        if not (self._control.urgent and self._urgent_at_once):
+        if not self._control.urgent:
             at = max(at, self._cycled_at + self._interval_s)
         if at < self.cycle_at:
             self.cycle_at = at

@@ -94,7 +94,6 @@ class LoopSettings:
     checkpoint_every: int | None
     """Training steps between checkpoints; 0: only at the end; None: never."""
     start_timeout_s: float
-    urgent_at_once: bool = True
     multi_turn: bool = False
     """An environment is asked what follows when the model has ended its turn."""
 
@@ -135,7 +134,6 @@ class RunLoop(Generic[P, B]):
             stream=stream,
             clock=clock,
             interval_s=settings.interval_s,
-            urgent_at_once=settings.urgent_at_once,
         )
         self._tell = self._driver.tell
         self._orders = Orders(

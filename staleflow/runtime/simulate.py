@@ -93,7 +93,6 @@ def simulated_loop(
             evaluation_backlog=1,
             checkpoint_every=None,
             start_timeout_s=math.inf,
-            urgent_at_once=False,
         ),
     )
     for listener in listeners:

@@ -220,11 +220,12 @@ def test_a_synchronous_run_by_hand() -> None:
     )
     result = simulate(naive(), settings, bound=0, batch_size=1, steps=3)
     generate = 8 * 0.125 + 10 * 1.5
-    train = 3.0 + 0.5 * 28 + 1.0
-    expected = [generate + 7, 2.0 + generate + 7, 2.0 + generate + 7]
+    train = 3.0 + 0.5 * 28
+    push_and_pull = 1.0 + 2.0
+    expected = [generate + 7, *[push_and_pull + generate + 7] * 2]
     assert [row.waited for row in result.steps] == pytest.approx(expected, abs=1e-4)
     assert [row.ended - row.began for row in result.steps] == pytest.approx([train] * 3)
-    assert result.seconds == pytest.approx(sum(expected) + 3 * train, abs=1e-3)
+    assert result.seconds == pytest.approx(sum(expected) + 3 * train + 1.0, abs=1e-3), "with the last push"
     assert result.tokens == {**dict.fromkeys(result.tokens, 0), "generated": 60, "trained": 60}
     assert result.staleness == {0: 6}
     assert result.commands == {"route": 6, "interrupt": 0, "abort": 0, "pull": 2}
@@ -232,7 +233,7 @@ def test_a_synchronous_run_by_hand() -> None:
     assert (row.pulls, row.generated, row.running_mean) == (2, 60, 2.0)
     assert row.busy == pytest.approx(3 * generate)
     assert row.pulling == pytest.approx(4.0)
-    assert result.trainer_idle_share == pytest.approx(sum(expected) / result.seconds)
+    assert result.trainer_idle_share == pytest.approx((sum(expected) + 1.0) / result.seconds)
 
 
 def test_one_reward_worker_scores_one_after_the_other() -> None:

@@ -37,6 +37,8 @@ class SimulatedBackend:
         self._settings = settings
         self._messages: list[Message] = []
         self._polls_alone = 0
+        self._pushed_at = 0.0
+        """When the last push that has begun is over."""
         self._rewards: dict[float, Reward] = {}
         """One value for each raw reward: most runs have two."""
         workers = settings.reward_workers
@@ -98,7 +100,7 @@ class SimulatedBackend:
         self._messages.append(RewardsReady(((trajectory_id, reward),)))
 
     def train(self, batch: SimulatedBatch, *, hold: bool) -> None:
-        """A step, and its push."""
+        """A step. Its end, where the weights change, waits for the push of those that it started from."""
         costs, step = self._settings.trainer, batch.step
         members = [s.trajectory for group in batch.groups for s in group]
         update_s = costs.fixed_s + costs.token_s * sum([t.base for t in members])
@@ -114,12 +116,24 @@ class SimulatedBackend:
                 for t in members
             ]
         )
-        message = StepTrained(step=step, trained=trained, metrics={}, update_s=update_s)
-        self.clock.schedule(self.clock.time + (update_s + costs.push_s), self._trained, message)
+        ends = max(self.clock.time + update_s, self._pushed_at)
+        message = StepTrained(
+            step=step,
+            trained=trained,
+            metrics={},
+            update_s=update_s,
+            waited_s=ends - (self.clock.time + update_s),
+        )
+        self.clock.schedule(ends, self._trained, message)
 
     def _trained(self, message: StepTrained) -> None:
-        self._fleet.version = version = message.step + 1
-        self._messages += message, WeightsPushed(version=version, seconds=self._settings.trainer.push_s)
+        self._messages.append(message)
+        self._pushed_at = self.clock.time + self._settings.trainer.push_s
+        self.clock.schedule(self._pushed_at, self._pushed, message.step + 1)
+
+    def _pushed(self, version: int) -> None:
+        self._fleet.version = version
+        self._messages.append(WeightsPushed(version=version, seconds=self._settings.trainer.push_s))
 
     def save(self, version: int) -> None:
         """Nothing is saved: `LoopSettings.checkpoint_every` is None."""
