@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from staleflow.coordination.commands import Command
+from staleflow.coordination.actions import Command
 from staleflow.coordination.events import InstanceJoined
 from staleflow.data.trajectory import Reward, TrainBatch, Trajectory
 from staleflow.rollout.instance import InstanceUpdate

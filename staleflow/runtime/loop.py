@@ -25,25 +25,26 @@ from dataclasses import dataclass
 from staleflow.coordination.actions import (
     Action,
     Append,
+    Command,
     Discard,
     DrawGroups,
     Finish,
     GiveUp,
     Resample,
+    Route,
     Score,
     Send,
     Train,
     Truncate,
 )
-from staleflow.coordination.commands import Command, Route
 from staleflow.coordination.control import Control
 from staleflow.coordination.events import (
     Ended,
     Event,
-    Given,
     GroupsDrawn,
     InstanceJoined,
     InstanceLost,
+    InstanceReport,
     Pushed,
     Reported,
     Rewarded,
@@ -51,9 +52,9 @@ from staleflow.coordination.events import (
     StopRequested,
     TrainedStep,
     TrainerFree,
+    TurnGiven,
     WaitingExternal,
 )
-from staleflow.coordination.reports import InstanceReport
 from staleflow.data.environment import Done, Environment, Waiting
 from staleflow.data.trajectory import FinishReason, token_hash
 from staleflow.errors import RunFailed, UserError
@@ -164,10 +165,10 @@ class RunLoop:
             self._backend.start()
             self._wait_for_start()
             self._observer.phase("running")
-            while self._control.finished is None:
+            while self._control.view.finished is None:
                 self._turn(self._settings.interval_s)
             self._wind_down()
-            return self._control.finished
+            return self._control.view.finished
         finally:
             try:
                 self._ledger.close()
@@ -180,12 +181,12 @@ class RunLoop:
     def _turn(self, timeout_s: float) -> None:
         for message in self._backend.poll(min(timeout_s, self._until_cycle())):
             self._receive(message)
-        if self._stop.is_set() and not self._control.batches.stopping:
+        if self._stop.is_set() and not self._control.view.stopping:
             self._observer.phase("finishing step")
             self._tell(StopRequested())
         self._ask_environments()
         now = self._clock.now()
-        if self._control.urgent or now - self._cycled_at >= self._settings.least_gap_s:
+        if self._control.view.urgent or now - self._cycled_at >= self._settings.least_gap_s:
             self._cycled_at = now
             began = self._clock.cpu()
             actions = self._control.cycle(now)
@@ -200,15 +201,15 @@ class RunLoop:
 
     def _until_cycle(self) -> float:
         """Seconds that a poll may wait."""
-        if self._control.urgent:
+        if self._control.view.urgent:
             return 0.0
         gap = self._settings.least_gap_s
         return max(0.0, self._cycled_at + gap - self._clock.now()) if gap else math.inf
 
     def _wait_for_start(self) -> None:
         deadline = self._clock.now() + self._settings.start_timeout_s
-        while self._version < 0 or not self._control.fleet.names():
-            if self._control.finished is not None:
+        while self._version < 0 or not self._control.view.instances():
+            if self._control.view.finished is not None:
                 return  # stopped before anything was up
             if self._clock.now() > deadline:
                 missing = "the trainer" if self._version < 0 else "every rollout instance"
@@ -226,7 +227,7 @@ class RunLoop:
                 self._save(self._trained)
             while self._version < self._trained:  # the last push, which evaluation needs, and which may fail
                 self._wait()
-            stopped = self._control.finished == "interrupted"
+            stopped = self._control.view.finished == "interrupted"
             if (
                 self._settings.evaluate_every
                 and not stopped
@@ -331,8 +332,8 @@ class RunLoop:
 
     def _on_instance_down(self, message: InstanceDown) -> None:
         self._observer.instance_down(message.instance, message.reason)
-        if self._control.fleet.is_current(message.instance, message.incarnation):
-            resident = self._control.fleet.resident(message.instance)
+        if self._control.view.is_current(message.instance, message.incarnation):
+            resident = self._control.view.resident(message.instance)
             self._outgoing.pop(message.instance, None)
             lost = InstanceLost(
                 instance=message.instance,
@@ -429,7 +430,7 @@ class RunLoop:
         trajectory = self._server.answer(trajectory_id, answer)
         if trajectory.finish_reason is None:
             self._journal.given(trajectory_id, trajectory.length)
-            self._tell(Given(trajectory_id=trajectory_id, length=trajectory.length))
+            self._tell(TurnGiven(trajectory_id=trajectory_id, length=trajectory.length))
             return
         if waited:
             self._tell(Ended(trajectory_id=trajectory_id))

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from staleflow.coordination.actions import (
     Action,
     Append,
+    Command,
     Discard,
     DrawGroups,
     Finish,
@@ -31,7 +32,6 @@ from staleflow.coordination.actions import (
     Train,
     Truncate,
 )
-from staleflow.coordination.commands import Command
 from staleflow.coordination.control import Control
 from staleflow.coordination.events import (
     Event,
@@ -110,9 +110,9 @@ class SimulatedCluster:
         self._push(0)
         self._fleet.start()
         limit = math.inf if max_seconds is None else max_seconds
-        while self._control.finished is None and self._turn(limit):
+        while self._control.view.finished is None and self._turn(limit):
             pass
-        return self._result(self._control.finished or "time")
+        return self._result(self._control.view.finished or "time")
 
     @property
     def now(self) -> float:
@@ -153,12 +153,12 @@ class SimulatedCluster:
         agenda = self._agenda
         agenda.until = min(self._cycle_at, limit)
         agenda.go_on()
-        if self._halted or self._control.finished is not None:
+        if self._halted or self._control.view.finished is not None:
             return False
         self._alone = 0 if len(agenda) else self._alone + 1
         if self._alone > CYCLES_ALONE or (not len(agenda) and self._cycle_at == math.inf):
             raise RunFailed(
-                f"the simulation is stuck after {self.now:g} s in step {self._control.buffer.next_buffer}: "
+                f"the simulation is stuck after {self.now:g} s in step {self._control.view.next_buffer}: "
                 f"nothing is under way, and the coordinator orders nothing"
             )
         agenda.now = min(self._cycle_at, limit)
@@ -171,10 +171,10 @@ class SimulatedCluster:
         self._last_cycle = self.now
         self._measures.cycles += 1
         self._cycle_at = math.inf
-        if self._stop and not self._control.batches.stopping:
+        if self._stop and not self._control.view.stopping:
             self._perform(self._control.handle(StopRequested()))
         self._perform(self._control.cycle(self.now))
-        wake_at = self._control.wake_at
+        wake_at = self._control.view.wake_at
         if wake_at is not None:
             self._want_cycle(wake_at)
         self._watch.cycled()

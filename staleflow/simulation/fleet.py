@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from staleflow.coordination.commands import Command
-from staleflow.coordination.events import Event, InstanceJoined, InstanceLost, Reported
-from staleflow.coordination.reports import InstanceReport
+from staleflow.coordination.actions import Command
+from staleflow.coordination.events import Event, InstanceJoined, InstanceLost, InstanceReport, Reported
 from staleflow.simulation.event_queue import Agenda
 from staleflow.simulation.instance import SimulatedInstance
 from staleflow.simulation.settings import ClusterSettings, Outage

@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from staleflow.coordination.actions import Train
-from staleflow.coordination.commands import Command
-from staleflow.coordination.events import DrawnGroup, InstanceJoined, InstanceLost
-from staleflow.coordination.reports import InstanceReport
+from staleflow.coordination.actions import Command, Train
+from staleflow.coordination.events import DrawnGroup, InstanceJoined, InstanceLost, InstanceReport
 from staleflow.protocol.records import Trained
 from staleflow.simulation.trajectory import SimulatedTrajectory
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from staleflow.coordination.commands import Command, Interrupt, Pull, Route
+from staleflow.coordination.actions import Command, Interrupt, Pull, Route
 from staleflow.coordination.cost_model import CostModel
 from staleflow.coordination.events import Event, Reported
 from staleflow.simulation.event_queue import Agenda
