@@ -176,7 +176,7 @@ def test_errors_are_relative_to_what_was_measured() -> None:
 
 
 def test_a_cost_model_has_no_negative_constant() -> None:
-    with pytest.raises(ValueError, match="at least 0"):
+    with pytest.raises(ValueError, match="finite number >= 0"):
         replace(TRUE, k1=-1e-9)
     with pytest.raises(ValueError, match="finite"):
         replace(TRUE, k4=math.inf)

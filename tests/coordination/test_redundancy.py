@@ -267,7 +267,7 @@ def test_the_prompt_of_an_expired_spare_makes_the_last_smaller_batch() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_an_obstacle_is_there_exactly_while_consume_is_illegal(seed: int) -> None:
+def test_a_reserved_entry_blocks_exactly_while_consume_is_illegal(seed: int) -> None:
     rng = random.Random(seed)
     for _ in range(200):
         bound, size = rng.randrange(4), rng.randrange(1, 4)
