@@ -143,7 +143,7 @@ class Batches:
         if self.finished is not None:
             return
         if self.stopping and self.newest_version < 0:
-            self._finish("interrupted")  # there is no step to wait for yet
+            self._finish("interrupted")  # no step has begun
         self._promote()
         if not self.trainer_idle:
             return

@@ -35,7 +35,7 @@ from staleflow.protocol.records import Lower, Reserve
 
 
 class Dispatch:
-    """See the module's docstring."""
+    """Sends commands, applies reports, and resamples, cuts or gives up single trajectories."""
 
     def __init__(
         self,

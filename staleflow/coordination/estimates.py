@@ -243,8 +243,8 @@ def pull_costs(model: CostModel, pulls: Sequence[tuple[float, float]]) -> tuple[
 
     As for steps, the scaled old constants decide what the pulls do not show.
     """
-    told = [model.pull + model.prefill_s(rebuilt) for rebuilt, _ in pulls]
-    factor = median(seconds / max(old, 1e-12) for (_, seconds), old in zip(pulls, told, strict=True))
+    predicted = [model.pull + model.prefill_s(rebuilt) for rebuilt, _ in pulls]
+    factor = median(seconds / max(old, 1e-12) for (_, seconds), old in zip(pulls, predicted, strict=True))
     most = max(rebuilt for rebuilt, _ in pulls)
     asked = [(0.0, factor * model.pull), (most, factor * (model.pull + model.prefill_s(most)))]
     weight = sqrt(_PRIOR_SHARE * len(pulls) / len(asked))
@@ -283,8 +283,8 @@ def _asked(model: CostModel, points: Sequence[StepPoint]) -> list[StepPoint]:
         for prefilled in (0.0, _PREFILL_TRIED)
     ]
     weight = _PRIOR_SHARE * len(points) / len(asked)
-    told = [replace(point, seconds=predicted_s(model, point), weight=weight) for point in asked]
-    return [point for point in told if point.seconds > 0]
+    predicted = [replace(point, seconds=predicted_s(model, point), weight=weight) for point in asked]
+    return [point for point in predicted if point.seconds > 0]
 
 
 def _spread(values: set[float], most: int) -> list[float]:
