@@ -17,6 +17,7 @@ Backpressure: groups are drawn only as far as the buffer can place them under th
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from staleflow.coordination.actions import Action, Outbox
@@ -183,9 +184,11 @@ class Control:
             self._give_up_overdue()
             self._help_stragglers()
             decision = self._coordinator.step(self._snapshot())
-            self._clock.wake_at = decision.wake_at
             for command in decision.commands:
                 self._dispatch.issue(command)
+            due = (decision.wake_at, self._dispatch.next_stall, self._external.next_due)
+            wake_at = min(at for at in due if at is not None)
+            self._clock.wake_at = wake_at if wake_at < math.inf else None
             self._batches.draw()
             self._batches.advance()
         return self._outbox.take()
@@ -262,7 +265,7 @@ class Control:
         member = self._trajectories.find(trajectory_id)
         if member is not None:
             self._trajectories.to_waiting_external(member)
-            self._external.set(trajectory_id, self._clock.now + limit_s)
+            self._external.set(trajectory_id, limit_s)
 
     def _on_ended(self, trajectory_id: str) -> None:
         member = self._trajectories.find(trajectory_id)

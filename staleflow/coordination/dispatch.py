@@ -78,7 +78,7 @@ class Dispatch:
             member.fruitless = member.fruitless + 1 if member.length == member.routed_length else 0
             member.routed_at, member.routed_length = now, member.length
             self._fleet.place(command.instance, command.trajectory_id)
-            self._running.touch(command.trajectory_id, now)
+            self._running.touch(command.trajectory_id)
         elif isinstance(command, Interrupt):
             self._trajectories.member(command.trajectory_id).leaving = True
         self._outbox.put(Send(command))
@@ -139,6 +139,12 @@ class Dispatch:
         self._outbox.put(GiveUp(trajectory_id=member.trajectory_id, reason=reason))
         self._outbox.put(Score(member.trajectory_id))
 
+    @property
+    def next_stall(self) -> float:
+        """When the first running trajectory stalls unless it grows; inf: none can."""
+        self._running.stamp(self._clock.now)
+        return self._running.next_due
+
     def take_back_stalled(self) -> None:
         """Interrupt trajectories that have had no new token for too long."""
         now = self._clock.now
@@ -148,7 +154,7 @@ class Dispatch:
             if instance is None or member.leaving:
                 continue
             if self._fleet.snapshot(instance).waiting > 0:
-                self._running.touch(trajectory_id, now)  # it may be waiting in the instance's own queue
+                self._running.touch(trajectory_id)  # it may be waiting in the instance's own queue
                 continue
             member.failure = f"no new token for {self._stall_after_s:g} s on {instance}"
             self.interrupt(member, instance, member.failure)
@@ -195,7 +201,7 @@ class Dispatch:
             self._clock.urgent = True
         if report.lengths:
             grown = self._trajectories.grow(report.instance, report.lengths)
-            self._running.touch_all(grown, self._clock.now)
+            self._running.touch(*grown)
         for finished in report.finished:
             self._on_finished(finished, report.instance)
         for interrupted in report.interrupted:
