@@ -29,7 +29,7 @@ from staleflow.data.trajectory import TrainBatch
 from staleflow.training.batching import (
     BLANK,
     MicroBatch,
-    Row,
+    TrainingRow,
     blank_micro_batch,
     cuts,
     micro_batches,
@@ -48,8 +48,8 @@ from staleflow.training.deepspeed.settings import RankSettings
 from staleflow.training.dropout import without_dropout
 from staleflow.training.log_probs import token_log_probs
 from staleflow.training.models import set_attention
-from staleflow.training.objective import Measured
-from staleflow.training.step_metrics import StepMetrics
+from staleflow.training.objective import RowMeasurements
+from staleflow.training.train_metrics import TrainMetrics
 from staleflow.training.trainer import TrainedTrajectory, warmed_up_rate
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 class StepPart:
     """What one rank has to say of a step. Picklable."""
 
-    metrics: StepMetrics
+    metrics: TrainMetrics
     records: Mapping[str, TrainedTrajectory]
     """By trajectory: those of its share."""
     learning_rate: float
@@ -132,7 +132,7 @@ class Rank:
 
         `before_update` is called before each change of weights: on rank 0 it waits until they have been sent.
         """
-        settings, metrics = self.settings, StepMetrics()
+        settings, metrics = self.settings, TrainMetrics()
         rate = warmed_up_rate(settings.learning_rate, version, settings.warmup_steps)
         for group in self.engine.optimizer.param_groups:
             group["lr"] = rate
@@ -145,7 +145,7 @@ class Rank:
                 records |= {record.trajectory_id: record for record in micro.trained(version)}
         return StepPart(metrics=metrics, records=records, learning_rate=rate)
 
-    def _share(self, rows: Sequence[Row], scales: NDArray[np.float64]) -> list[MicroBatch]:
+    def _share(self, rows: Sequence[TrainingRow], scales: NDArray[np.float64]) -> list[MicroBatch]:
         """This rank's rows as micro-batches, as many as the rank with the most has."""
         budget, packing = self.settings.micro_batch_tokens, self.settings.packing
         lengths = [len(row.tokens) for row in rows]
@@ -163,21 +163,21 @@ class Rank:
         )
 
     @torch.no_grad()
-    def _measure(self, rows: Sequence[Sequence[Row]]) -> dict[str, Measured]:
+    def _measure(self, rows: Sequence[Sequence[TrainingRow]]) -> dict[str, RowMeasurements]:
         """What the objective needs to know of each row before anything is updated, from all ranks."""
         needs = self.settings.objective.needs
         if not needs:
             return {}
-        mine: dict[str, Measured] = {}
+        mine: dict[str, RowMeasurements] = {}
         for chunk in rows:
             for micro in self._share(chunk, np.zeros(len(chunk))):
                 prox = micro.by_row(self._log_probs(self.engine, micro)[0]) if needs.prox else {}
                 asked = needs.reference and self._reference is not None
                 reference = micro.by_row(self._log_probs(self._reference, micro)[0]) if asked else {}
                 for name in micro.trajectory_ids:
-                    mine[name] = Measured(prox=prox.get(name), reference=reference.get(name))
+                    mine[name] = RowMeasurements(prox=prox.get(name), reference=reference.get(name))
         mine.pop(BLANK, None)
-        parts: list[dict[str, Measured]] = [{} for _ in range(self.size)]
+        parts: list[dict[str, RowMeasurements]] = [{} for _ in range(self.size)]
         dist.all_gather_object(parts, mine, group=self.groups.talk)
         return {name: measured for part in parts for name, measured in part.items()}
 
@@ -185,7 +185,7 @@ class Rank:
         self,
         micros: Sequence[MicroBatch],
         informative: bool,
-        metrics: StepMetrics,
+        metrics: TrainMetrics,
         before_update: Callable[[], None],
     ) -> None:
         """One optimizer update, or a skipped one."""
