@@ -52,7 +52,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """The EngineSetup, or an WeightUpdate that has changed nothing, cannot be done."""
+    """The EngineSetup, or a WeightUpdate that has changed nothing, cannot be done."""
 
     reason: str
     blame_user: bool = False
@@ -122,7 +122,7 @@ class Stepped:
     seconds: float = 0.0
     """It took."""
     rebuilding: bool = False
-    """Part of an update: it answers no DecodeStep."""
+    """Part of an update: it does not answer a DecodeStep."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

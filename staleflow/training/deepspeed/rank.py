@@ -15,7 +15,7 @@ Invariants:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,9 +35,10 @@ from staleflow.training.batching import (
     micro_batches,
     shares,
 )
+from staleflow.training.deepspeed import checkpoint
 from staleflow.training.deepspeed.guarded import GuardedAdamW
+from staleflow.training.deepspeed.model_shard import ModelShard
 from staleflow.training.deepspeed.process_group import (
-    Groups,
     Meeting,
     join,
     leave,
@@ -67,17 +68,11 @@ class StepPart:
     learning_rate: float
 
 
-class Rank:
+class Rank(ModelShard):
     """See the module. Its methods are called on all ranks at once, in the same order; `send` on peers."""
 
     def __init__(self, rank: int) -> None:
-        self.rank = rank
-        self.size = 1
-        self.groups: Groups
-        self.engine: Any = None
-        self.settings: RankSettings
-        self.updates = 0
-        """Optimizer updates made, which Adam counts."""
+        super().__init__(rank)
         self._reference: Any = None
         self._timeout_s = 0.0
 
@@ -210,51 +205,15 @@ class Rank:
 
     def save(self, folder: Path, version: int) -> None:
         """Write a checkpoint, on rank 0."""
-        from staleflow.training.deepspeed import checkpoint
-
         checkpoint.save(self, folder, version)
 
     def load(self, folder: Path) -> int:
         """Restore a checkpoint, which rank 0 reads; returns its version."""
-        from staleflow.training.deepspeed import checkpoint
-
         return checkpoint.load(self, folder)
 
     # ------------------------------------------------------------------ weights
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Of all weights, in the order of the state dict; tied ones under each of theirs."""
-        return tuple(self.engine.module.state_dict())
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Parameters and buffers by name; with ZeRO-3 parameters hold nothing but their own part."""
-        module = self.engine.module
-        found = dict(module.named_parameters(remove_duplicate=False))
-        found |= dict(module.named_buffers(remove_duplicate=False))
-        return {name: found[name] for name in self.names}
 
     def send(self, names: Sequence[str]) -> None:
         """A peer's part of `gather`, while it may be in the middle of a step."""
         for _ in self.gather(names, self.groups.push):
             pass
-
-    @torch.no_grad()
-    def gather(self, names: Sequence[str], group: dist.ProcessGroup) -> Iterator[tuple[str, Tensor]]:
-        """Weights one after the other: with ZeRO-3 put together on rank 0, and empty on the others."""
-        tensors = self.tensors()
-        for name in names:
-            tensor: Any = tensors[name]
-            if not hasattr(tensor, "ds_tensor"):
-                yield name, tensor
-                continue
-            whole = self.collect(tensor.ds_tensor, group)
-            yield name, whole[: tensor.ds_numel].view(tensor.ds_shape) if self.rank == 0 else whole
-
-    def collect(self, part: Tensor, group: dist.ProcessGroup) -> Tensor:
-        """Equal parts of all ranks, one behind the other on rank 0; on the CPU. Any number type."""
-        flat = part.detach().contiguous().view(-1).cpu()
-        raw = flat.view(torch.uint8)
-        parts = [torch.empty_like(raw) for _ in range(self.size)] if self.rank == 0 else None
-        dist.gather(raw, parts, dst=0, group=group)
-        return torch.cat(parts).view(flat.dtype) if parts is not None else flat[:0]
