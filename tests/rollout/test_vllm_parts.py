@@ -55,7 +55,7 @@ def test_options_are_held_against_vllms_own_argument_names(installed: Path) -> N
     check_vllm(["swap_space"])
     for name, message in (
         ("swap_spce", "did you mean swap_space"),
-        ("wrong", "no argument of vLLM"),
+        ("wrong", "not an argument of vLLM"),
         ("dtype", "is set by model.dtype"),
         ("logprobs_mode", "leave it out"),
     ):

@@ -82,7 +82,7 @@ def test_a_shared_memory_folder_that_is_none_is_refused_before_anything_starts(
         ("rollout.engine=os.path", "rollout engine 'os.path' is neither a class nor a function"),
         ("training.trainer=nowhere.Trainer", "trainer 'nowhere.Trainer' cannot be loaded"),
         ("rollout.max_model_len=512", "rollout.max_model_len is 512, but the model reads at most 256 tokens"),
-        ("data.options.terms=3", r"data\.options\.terms is no option of the data source 'sums'"),
+        ("data.options.terms=3", r"data\.options\.terms is not an option of the data source 'sums'"),
         ("data.prompt_column=problem", r"data\.prompt_column is set"),
         ("model.tokenizer=/nowhere", "tokenizer folder '/nowhere' does not exist"),
     ],

@@ -1,6 +1,6 @@
 """What one rank holds of the model: its engine, and the weights that it puts together with the other ranks.
 
-Invariant: with ZeRO-3 a parameter is empty outside of a pass; whole tensors exist on rank 0 only, one at a time.
+Invariant: with ZeRO-3 a parameter is empty outside of a pass. Whole tensors exist on rank 0 only, one by one.
 """
 
 from __future__ import annotations
