@@ -17,16 +17,16 @@ from typing import Any
 from staleflow.config.schema import Config
 from staleflow.coordination.control import Control, Patience
 from staleflow.coordination.online_costs import OnlineCosts
-from staleflow.runtime.assembly import build_control, build_costs, kept_bound
+from staleflow.runtime.assembly import build_control, build_costs, build_journal, build_observer, kept_bound
 from staleflow.runtime.launch import opening_record, run_folder, say_how_it_ended, watched
 from staleflow.runtime.observer import Intervals
-from staleflow.runtime.session import RunPaths, ThreadSession, make_journal, make_observer
+from staleflow.runtime.preflight import prepare_simulation
+from staleflow.runtime.session import ThreadSession
 from staleflow.runtime.simulated_watch import RunWatch, SimulatedClock
-from staleflow.runtime.start import StartPoint, first_start
+from staleflow.runtime.start import RunPaths, StartPoint, first_start
 from staleflow.runtime.utilization import LOOK_EVERY_S
 from staleflow.simulation.bounds import SIDES, find_bounds
 from staleflow.simulation.cluster import SimulatedCluster
-from staleflow.simulation.hardware import cluster_settings
 from staleflow.simulation.settings import ClusterSettings, always_right
 from staleflow.storage.ledger import LedgerWriter
 from staleflow.storage.provenance import provenance
@@ -40,8 +40,7 @@ SAMPLES_BEFORE_DOUBLING = 200
 
 def simulate_run(config: Config, *, clean: bool) -> int:
     """Simulate to the end; returns the exit code. Raises UserError before anything is made, or RunFailed."""
-    settings = cluster_settings(config)
-    build_costs(config)
+    settings = prepare_simulation(config, clean=clean)
     with run_folder(config, resume=False, clean=clean) as folder:
         config = config.model_copy(update={"run": config.run.model_copy(update={"name": folder.name})})
         folder.write_config(config.to_yaml(), provenance())
@@ -95,7 +94,7 @@ class SimulatedSession(ThreadSession):
         """`control` None: that of `simulated_control`."""
         start, clock = first_start(opening_record(config)), SimulatedClock()
         look_s = max(LOOK_EVERY_S, settings.instances / INSTANCES_PER_LOOK_S)
-        observer = make_observer(
+        observer = build_observer(
             config,
             paths,
             clock,
@@ -107,7 +106,7 @@ class SimulatedSession(ThreadSession):
         )
         control = control or simulated_control(config, settings, start)
         ledger = LedgerWriter(paths.ledger)
-        journal = make_journal(paths, start, observer, clock)
+        journal = build_journal(paths, start, observer, clock)
 
         def append(record: Any, seq: int, attempt: int) -> None:
             ledger.append(record, seq, attempt)

@@ -70,7 +70,7 @@ def test_a_shared_memory_folder_that_is_none_is_refused_before_anything_starts(
     config = toy_config(
         model, tmp_path, "cluster.runtime=ray", f"cluster.shared_memory_dir={missing}", "rollout.engine=fake"
     )
-    with pytest.raises(ConfigError, match=r"cluster\.shared_memory_dir is '.*missing', which is no writable"):
+    with pytest.raises(ConfigError, match=r"cluster\.shared_memory_dir is '.*missing', which is not a wri"):
         launch(config, resume=False, clean=False)
     assert list(tmp_path.iterdir()) == []
 
