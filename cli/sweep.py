@@ -85,15 +85,15 @@ def plan_sweep(
         label = ",".join(f"{_SHORT_NAMES.get(k, k.rpartition('.')[2])}={_in_a_name(v)}" for k, v in pairs)
         chosen = [*overrides, *(f"{k}={v}" for k, v in pairs), f"run.name={json.dumps(f'{name}/{label}')}"]
         config = load_config(files, chosen, environ, simulated=simulate)
-        # Most axes, such as the bound, change nothing that the preflight reads: data is then read once.
-        read = config.model_dump_json(exclude={"run": {"name", "steps"}, "staleness": True})
-        if read not in checked:
-            prepare_sweep(config, simulated=simulate)
-            checked.add(read)
         output = Path(config.run.output_dir)
         folder = checked_path(output, f"{name}/{label}")
+        # The preflight reads neither name nor bound: combinations that differ in nothing else have one.
+        read = config.model_dump_json(exclude={"run": {"name", "steps"}, "staleness": True})
         if is_done(folder):
             _check_agreement(folder, config, simulate)
+        elif read not in checked:
+            prepare_sweep(config, simulated=simulate)
+            checked.add(read)
         runs.append(
             SweepRun(
                 label=label,
