@@ -59,7 +59,7 @@ def plan(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> int:
-    """Find out how to divide GPUs between rollout and training, and how much staleness it takes."""
+    """Find how to divide GPUs between rollout and training, and which staleness bound to take."""
     from staleflow.cli.plan import read_bounds, run_plan
     from staleflow.runtime.preflight import prepare_plan
 

@@ -61,7 +61,7 @@ def simulate(
     ] = False,
     debug: Debug = False,
 ) -> int:
-    """Run the config on simulated machines: the same run folder, in minutes of one CPU core."""
+    """Run the config on simulated machines (see its section simulation): the same run folder, in minutes."""
     config = command_config(arguments, simulated=True)
     if dry_run:
         from staleflow.runtime.preflight import simulation_problems
@@ -108,7 +108,7 @@ def sweep(
     ] = False,
     debug: Debug = False,
 ) -> int:
-    """Run every combination of values, one after the other, and compare them in one report."""
+    """Run every combination of values over a shared config, one by one, and compare them in one report."""
     from staleflow.cli.sweep import plan_sweep, run_sweep
 
     axes = ([f"staleness.bound={eta}"] if eta is not None else []) + (axis or [])
