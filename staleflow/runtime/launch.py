@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 
 from staleflow.config.schema import Config
 from staleflow.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, RunFailed
 from staleflow.protocol.records import Start
 from staleflow.runtime.assembly import build_inline_session, build_ray_session, kept_bound
+from staleflow.runtime.interrupts import Interrupts
 from staleflow.runtime.preflight import ReadyRun, prepare_run
 from staleflow.runtime.session import Session
 from staleflow.runtime.start import RunPaths, StartPoint, first_start, resumed_start
@@ -180,29 +178,6 @@ def _watch(session: Session, interrupts: Interrupts, console: RunConsole, sinks:
 
 class StoppedNow(Exception):
     """The person pressed Ctrl-C twice."""
-
-
-class Interrupts:
-    """Counts Ctrl-C (and SIGTERM) while it is entered; a third one gets through as KeyboardInterrupt."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._before: dict[signal.Signals, object] = {}
-
-    def __enter__(self) -> Interrupts:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._note)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.count += 1
-        if self.count > 2:
-            raise KeyboardInterrupt
 
 
 # ---------------------------------------------------------------------- sinks and report

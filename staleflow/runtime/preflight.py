@@ -32,6 +32,7 @@ from staleflow.runtime.assembly import (
     part_checks,
     read_data,
 )
+from staleflow.runtime.interrupts import Interrupts
 from staleflow.simulation.hardware import cluster_settings
 from staleflow.simulation.settings import ClusterSettings
 from staleflow.storage.run_folder import check_config, check_run_folder
@@ -132,9 +133,9 @@ def _cluster_checks(config: Config, *, start_cluster: bool) -> Iterator[Check]:
         return
     folder = Path(config.run.output_dir, config.run.name or "").resolve()
     if start_cluster:
-        yield Check(name="cluster", make=partial(build_cluster, config, folder))
+        yield Check(name="cluster", make=partial(_connected, config, folder))
     elif config.cluster.address is not None:
-        yield Check(name="cluster", make=lambda: build_cluster(config, folder).close())
+        yield Check(name="cluster", make=lambda: _connected(config, folder).close())
     else:
         yield Check(name="cluster", make=partial(check_local_gpus, config))
 
@@ -201,6 +202,16 @@ def _check_shared_memory(config: Config) -> None:
             f"cluster.shared_memory_dir is {directory!r}, which is not a writable folder: name one in "
             "memory, such as /dev/shm, or leave it out"
         )
+
+
+def _connected(config: Config, run_folder: Path) -> RayCluster:
+    """The cluster. Ray may swallow a KeyboardInterrupt while it starts, so Ctrl-C is acted on afterwards."""
+    with Interrupts() as interrupts:
+        cluster = build_cluster(config, run_folder)
+        if interrupts.count:
+            cluster.close()
+            raise KeyboardInterrupt
+    return cluster
 
 
 def _check_folder(config: Config, *, resume: bool, clean: bool) -> None:

@@ -11,6 +11,8 @@ from typer.testing import CliRunner
 
 from staleflow.cli.main import app
 from staleflow.config import load_config
+from staleflow.errors import RunFailed
+from staleflow.runtime import preflight
 from staleflow.runtime.preflight import run_problems
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
@@ -19,9 +21,14 @@ EXPECTED = {"default", "cpu-vllm", "smollm2", "gpu1", "gpu8", "gpu128", "cluster
 
 @pytest.fixture
 def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No models at home, none of the optional packages."""
+    """No models at home, none of the optional packages, no cluster."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+
+    def no_cluster(*_: object) -> None:
+        raise RunFailed("no Ray cluster answers")
+
+    monkeypatch.setattr(preflight, "build_cluster", no_cluster)
 
 
 def test_the_configs_are_there() -> None:
@@ -40,6 +47,7 @@ def test_a_dry_run_checks_the_config_and_names_what_the_machine_lacks(path: Path
     rollout, training = text["rollout"], text["training"]
     for name, used in (("vllm", rollout["engine"]), ("deepspeed", training["trainer"])):
         assert any(f" is {name}, but " in note for note in notes) == (used == name)
+    assert ("note: no Ray cluster answers" in notes) == (text["cluster"]["address"] is not None)
     if not text["model"]["source"].startswith("builtin:"):
         assert any("model.source" in note for note in notes)
 

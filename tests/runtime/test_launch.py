@@ -12,7 +12,8 @@ from toy import toy_config
 
 from staleflow.errors import EXIT_FAILED, ConfigError, RunFailed, RunFolderError
 from staleflow.reporting.explain import explain
-from staleflow.runtime.launch import Interrupts, _watch, launch
+from staleflow.runtime.interrupts import Interrupts
+from staleflow.runtime.launch import _watch, launch
 from staleflow.telemetry.console import make_console
 from staleflow.telemetry.rows import Row, RunStatus
 

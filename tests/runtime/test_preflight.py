@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 from collections import Counter
 from pathlib import Path
@@ -107,6 +109,28 @@ def test_places_that_do_not_fit_leave_no_folder_either(
         with pytest.raises(ConfigError, match="the cluster has 8 GPU"):
             launch(config, resume=False, clean=False)
         assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_while_ray_starts_ends_the_cluster_and_leaves_no_folder(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray may swallow the KeyboardInterrupt: the run would then go on."""
+    closed: list[bool] = []
+
+    class Cluster:
+        def close(self) -> None:
+            closed.append(True)
+
+    def interrupted(config: Config, folder: Path) -> Cluster:
+        os.kill(os.getpid(), signal.SIGINT)
+        return Cluster()
+
+    monkeypatch.setattr(preflight, "build_cluster", interrupted)
+    config = toy_config(model, tmp_path, "cluster.runtime=ray")
+    with pytest.raises(KeyboardInterrupt):
+        launch(config, resume=False, clean=False)
+    assert closed == [True]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_cluster_is_left_alone_until_everything_else_is_right(
