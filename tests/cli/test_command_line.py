@@ -201,7 +201,7 @@ def test_a_report_overwrites_nothing_but_html(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"kind":"event"}\n')
     result = call("report", str(tmp_path), "-o", str(tmp_path / "metrics.jsonl"))
     assert result.exit_code == 2
-    assert "is no HTML file, so it is not overwritten" in result.stderr
+    assert "is not an HTML file, so it is not overwritten" in result.stderr
     assert (tmp_path / "metrics.jsonl").read_text() == '{"kind":"event"}\n'
     assert call("report", str(tmp_path)).exit_code == 0
     assert call("report", str(tmp_path)).exit_code == 0  # over its own
@@ -211,6 +211,6 @@ def test_an_audit_tells_a_folder_that_is_no_run_from_a_run_without_its_ledger(tm
     (tmp_path / "notes.txt").write_text("hello")
     result = call("audit", str(tmp_path))
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "is no run: it has none of ledger.jsonl" in result.stderr
+    assert "is not a run: it has none of ledger.jsonl" in result.stderr
     (tmp_path / "metrics.jsonl").write_text("")
     assert call("audit", str(tmp_path)).exit_code == 3
