@@ -1,4 +1,4 @@
-"""The `staleflow` command: run, simulate, sweep, profile, plan, report, audit, experiment, model, config."""
+"""The `staleflow` command."""
 
 from __future__ import annotations
 
@@ -423,6 +423,16 @@ def config(debug: Debug = False) -> int:
     from staleflow.config.document import documented_defaults
 
     print(documented_defaults(), end="")
+    return 0
+
+
+@app.command()
+@says_what_went_wrong
+def metrics(debug: Debug = False) -> int:
+    """Print every metric that a run records, with its unit and what it means."""
+    from staleflow.telemetry.metrics_page import metrics_page
+
+    print(metrics_page(), end="")
     return 0
 
 
