@@ -144,6 +144,8 @@ _TABLE = (
           "the loss, such as failed ones."),
     _step("train/skipped_updates", "updates", "sum", "Optimizer updates that were not applied: no advantage, "
           "or a gradient that is not finite."),
+    _step("train/nonfinite_updates", "updates", "sum", "Optimizer updates that were not applied because "
+          "their gradient was not finite."),
     _step("train/learning_rate", "", "last", "Learning rate of the step, warm-up included."),
     _step("train/critic/loss", "", "mean", "Mean loss of the critic's updates; algorithms with a critic "
           "only, as the next three."),
