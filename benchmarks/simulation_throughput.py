@@ -22,27 +22,29 @@ import time
 from pathlib import Path
 
 from staleflow.coordination.cost_model import CostModel
-from staleflow.protocol.records import Trained
 from staleflow.simulation.response_lengths import lognormal
+from staleflow.runtime.simulate import simulate_policy
 from staleflow.simulation.settings import ClusterSettings, TrainerCosts
-from staleflow.simulation.simulate import simulate_policy
-from staleflow.simulation.watch import Watch
+from staleflow.telemetry.events import Handlers, StepTrained
 
 CASES = {64: (128, 20_000), 1024: (1024, 5_000)}
 """Groups of a batch, and the goal in trajectories a second, by instances."""
 H20_14B = CostModel(k1=6e-8, k2=8.8e-3, k3=4e-4, k4=3e-3, prefill=4e-4, pull=3.0)
 
 
-class PeakMemory(Watch):
+class PeakMemory:
     """Notes the process's peak after so many steps."""
 
     def __init__(self, after: int) -> None:
         self._after = after
         self.early_mb = 0.0
 
-    def trained(self, record: Trained, update_s: float, push_s: float) -> None:
-        """See `Watch`."""
-        if record.step + 1 == self._after:
+    def handlers(self) -> Handlers:
+        """See `Listener`."""
+        return {StepTrained: self._trained}
+
+    def _trained(self, event: StepTrained) -> None:
+        if event.step + 1 == self._after:
             self.early_mb = peak_mb()
 
 
@@ -86,7 +88,7 @@ def measure(case: tuple[int, int, float]) -> dict[str, float]:
             batch_size=batch,
             steps=steps,
             ledger=Path(folder) / "ledger.jsonl",
-            watch=watch,
+            listeners=[watch],
         )
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     return {

@@ -29,7 +29,7 @@ from staleflow.runtime.launch import opening_record
 from staleflow.runtime.simulated import simulated_control
 from staleflow.runtime.start import first_start
 from staleflow.simulation.bounds import SIDES
-from staleflow.simulation.cluster import SimulatedCluster
+from staleflow.runtime.simulate import StopAfter, run_simulation
 from staleflow.simulation.hardware import cluster_settings
 from staleflow.simulation.planning import (
     ENOUGH,
@@ -45,7 +45,6 @@ from staleflow.simulation.planning import (
     simulated_steps,
     with_layout,
 )
-from staleflow.simulation.watch import StopAfter
 from staleflow.storage.cost_file import check_target
 
 MANY_STEPS = 1_000_000
@@ -97,13 +96,14 @@ def simulate_candidate(config: Config, candidate: Candidate) -> Outcome:
     config = with_layout(config, candidate.layout)
     config = config.model_copy(update={"run": config.run.model_copy(update={"steps": MANY_STEPS})})
     opening, settings = opening_record(config), cluster_settings(config)
-    cluster = SimulatedCluster(
-        control=simulated_control(config, settings, first_start(opening)),
-        settings=settings,
+    result = run_simulation(
+        simulated_control(config, settings, first_start(opening)),
+        settings,
+        steps=config.run.steps,
         opening=opening,
-        watch=StopAfter(simulated_steps(candidate), at_once=True),
+        listeners=[StopAfter(simulated_steps(candidate), at_once=True)],
+        max_seconds=most_seconds(candidate),
     )
-    result = cluster.run(max_seconds=most_seconds(candidate))
     return outcome_of(result, opening.bound)
 
 

@@ -24,10 +24,9 @@ from staleflow.runtime.launch import opening_record
 from staleflow.runtime.simulated import simulated_control
 from staleflow.runtime.start import first_start
 from staleflow.simulation.bounds import SIDES, find_bounds
-from staleflow.simulation.cluster import SimulatedCluster
+from staleflow.runtime.simulate import StopAfter, run_simulation
 from staleflow.simulation.hardware import cluster_settings
 from staleflow.simulation.result import SimulationResult
-from staleflow.simulation.watch import StopAfter
 
 MANY_STEPS = 1_000_000
 """More than a point makes: it is stopped, so that groups are drawn until its end."""
@@ -98,13 +97,14 @@ def run_point(point: Point) -> Measured:
     settings, opening = cluster_settings(config), opening_record(config)
     bounds = find_bounds(settings, bound=opening.bound, batch_size=opening.batch_size)
     steps = point.skip + point.measured
-    cluster = SimulatedCluster(
-        control=simulated_control(config, settings, first_start(opening)),
-        settings=settings,
+    result = run_simulation(
+        simulated_control(config, settings, first_start(opening)),
+        settings,
+        steps=config.run.steps,
         opening=opening,
-        watch=StopAfter(steps),
+        listeners=[StopAfter(steps)],
+        max_seconds=PATIENCE * steps * bounds.seconds(),
     )
-    result = cluster.run(max_seconds=PATIENCE * steps * bounds.seconds())
     if len(result.steps) < steps:
         raise RunFailed(
             f"{len(result.steps)} of {steps} steps were done in {result.seconds:,.0f} simulated seconds: "

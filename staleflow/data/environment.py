@@ -34,6 +34,16 @@ class Done:
     """Nothing follows: the trajectory is complete."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """The environment raised, or did not answer in time: the trajectory is masked."""
+
+    reason: str
+
+
+Answer = Given | Waiting | Done | Failed
+
+
 class Environment(Protocol):
     """Asked each time the model has ended its turn with a stop token."""
 

@@ -5,9 +5,19 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 from staleflow.data.trajectory import FinishReason, Reward
+
+
+class LateTokens(NamedTuple):
+    """Tokens that an instance reported after their trajectory had been dropped."""
+
+    trajectory_id: str
+    tokens: int
+    finished: bool
+    """The trajectory ended by itself before its Abort came."""
 
 
 class Response(Protocol):
@@ -26,6 +36,11 @@ class Response(Protocol):
     @property
     def response_len(self) -> int:
         """Tokens of the response."""
+        ...
+
+    @property
+    def version_runs(self) -> Sequence[tuple[int, int]]:
+        """(version, tokens) of each stretch of the response; GIVEN_VERSION for given tokens."""
         ...
 
     @property

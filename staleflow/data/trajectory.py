@@ -202,6 +202,10 @@ class Reward:
     seconds: float = 0.0
 
 
+FAILED = Reward(raw=0.0, status="failed", usable=False)
+"""The reward of a trajectory that was given up: masked, never a silent zero."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredTrajectory:
     """A finished trajectory with its reward: what the trainer gets."""

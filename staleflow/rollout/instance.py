@@ -27,8 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from numpy.typing import NDArray
 
@@ -72,8 +71,7 @@ class WeightSource(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InstanceUpdate:
+class InstanceUpdate(NamedTuple):
     """A report, and the payload that belongs to it."""
 
     report: InstanceReport

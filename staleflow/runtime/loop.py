@@ -4,82 +4,78 @@ Flow and backpressure::
 
     backend.poll ──messages──> RunLoop ──events──> Control ──actions──> RunLoop ──orders──> backend
                                   │                    │
-                           TrajectoryServer         ledger (flushed before a batch is handed out)
+                           trajectory store         ledger (flushed before a batch is handed out)
+                                  │
+                             event stream ──> journal, metrics, status, statistics
 
     rollout runs ahead of training only as far as Control draws and routes; the trainer has one batch
     at a time; a checkpoint is written after a step, before the next batch is trained. A push runs behind the
     passes of the next step, whose update waits for it.
 
 Invariants: a payload delta is absorbed before the event that speaks of it; a record is in the ledger file
-before the action that follows from it; the loop itself decides nothing about trajectories.
+before the action that follows from it; messages of one moment come before its cycle; the loop itself decides
+nothing about trajectories. It is the only driver of `Control`, whatever the backend.
 """
 
 from __future__ import annotations
 
-import math
 import threading
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Generic
 
 from staleflow.coordination.actions import (
-    Action,
-    Append,
-    Discard,
     DrawGroups,
     Finish,
-    GiveUp,
-    Resample,
-    Score,
-    Send,
     Train,
-    Truncate,
 )
-from staleflow.coordination.commands import Command, Route
 from staleflow.coordination.control import Control
 from staleflow.coordination.events import (
-    Ended,
-    Event,
-    Given,
     GroupsDrawn,
     InstanceJoined,
     InstanceLost,
     Pushed,
     Reported,
-    Rewarded,
     SourceExhausted,
     StopRequested,
     TrainedStep,
     TrainerFree,
-    WaitingExternal,
 )
-from staleflow.coordination.reports import InstanceReport
-from staleflow.data.environment import Done, Environment, Waiting
-from staleflow.data.trajectory import FinishReason, token_hash
 from staleflow.errors import RunFailed, UserError
-from staleflow.protocol.records import Record, Trained, TrainedMember
+from staleflow.protocol.records import Record, Trained
+from staleflow.rollout.instance import InstanceUpdate
 from staleflow.runtime.backend import (
+    B,
     Backend,
+    EnvironmentsAnswered,
+    Ledger,
+    P,
+    PartFailed,
+    RewardsReady,
+    TimeUp,
+    TrainerUp,
+    TrajectoryStore,
+)
+from staleflow.runtime.clock import Clock
+from staleflow.runtime.control_driver import ControlDriver
+from staleflow.runtime.milestones import Checkpoints, Evaluations
+from staleflow.runtime.orders import Orders
+from staleflow.telemetry.events import (
+    BatchTaken,
     CheckpointSaved,
     Evaluated,
     EvaluationFailed,
+    EventStream,
     InstanceDown,
-    InstanceUpdated,
-    Message,
-    PartFailed,
-    Scored,
+    PhaseBegan,
+    ReportReceived,
+    RunBegan,
+    RunEnded,
+    RunFinished,
     StepTrained,
-    TrainerUp,
+    TurnEnded,
     WeightsPushed,
 )
-from staleflow.runtime.clock import Clock
-from staleflow.runtime.evaluation_turns import EvaluationTurns
-from staleflow.runtime.gc_tuning import Heap
-from staleflow.runtime.length_counts import Late
-from staleflow.runtime.observer import Observer
-from staleflow.servers.trajectory_server import FAILED, TrajectoryServer
-from staleflow.storage.journal import JournalWriter
-from staleflow.storage.ledger import LedgerWriter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,123 +83,175 @@ class LoopSettings:
     """What the loop needs to know of the config."""
 
     steps: int
-    least_gap_s: float
-    """Between two coordination cycles, unless something stands still until the next one."""
     interval_s: float
-    """Longest time between two coordination cycles."""
+    """Least time between two coordination cycles, unless something stands still until the next one."""
+    idle_s: float
+    """Longest time that a poll waits: how soon a stop from outside is noticed. inf: until a message comes."""
     evaluate_every: int
     """Training steps between evaluations; 0: none."""
     evaluation_backlog: int
     """Versions that may wait while another is evaluated."""
-    checkpoint_every: int
-    """Training steps between checkpoints; 0: only at the end."""
+    checkpoint_every: int | None
+    """Training steps between checkpoints; 0: only at the end; None: never."""
     start_timeout_s: float
+    multi_turn: bool = False
+    """An environment is asked what follows when the model has ended its turn."""
 
 
-class RunLoop:
+class RunLoop(Generic[P, B]):
     """One attempt of a run, from start to Finish. `run` may be called once."""
 
     def __init__(
         self,
         *,
         control: Control,
-        server: TrajectoryServer,
-        environment: Environment,
-        backend: Backend,
-        ledger: LedgerWriter,
+        store: TrajectoryStore[P, B],
+        backend: Backend[P, B],
+        ledger: Ledger,
         opening: Record,
-        observer: Observer,
+        stream: EventStream,
         clock: Clock,
         settings: LoopSettings,
-        journal: JournalWriter | None = None,
-        heap: Heap | None = None,
+        settle: Callable[[], None] = lambda: None,
     ) -> None:
-        """`opening` is the record that begins this attempt: Start, or Resume. `heap`: that of this process,
-        where the process is the loop's own.
+        """`opening` is the record that begins this attempt: Start, or Resume. `settle` is called once a step,
+        while the trainer has work.
         """
         self._control = control
-        self._server = server
-        self._environment = environment
+        self._store = store
         self._backend = backend
         self._ledger = ledger
         self._opening = opening
-        self._observer = observer
+        self._stream = stream
         self._clock = clock
         self._settings = settings
-        self._journal = journal or JournalWriter(None)
-        self._heap = heap
-        self._heap_is_due = False
-        self._events: deque[Event] = deque()
-        self._working = False
-        self._outgoing: dict[str, list[Command]] = {}
-        self._to_score: list[str] = []
-        self._external: dict[str, None] = {}
-        self._stop = threading.Event()
-        self._evaluations = EvaluationTurns(
-            every=settings.evaluate_every, steps=settings.steps, backlog=settings.evaluation_backlog
+        self._settle = settle
+        self._settle_is_due = False
+        performers: dict[type, Callable[[Any], None]] = {}
+        self._driver = ControlDriver(
+            control,
+            performers,
+            stream=stream,
+            clock=clock,
+            interval_s=settings.interval_s,
         )
-        self._saving: set[int] = set()
+        self._tell = self._driver.tell
+        self._orders = Orders(
+            store=store,
+            backend=backend,
+            ledger=ledger,
+            stream=stream,
+            tell=self._tell,
+            clock=clock,
+            multi_turn=settings.multi_turn,
+        )
+        performers |= {
+            **self._orders.performers(),
+            DrawGroups: self._draw,
+            Train: self._train,
+            Finish: self._finish,
+        }
+        self._checkpoints = Checkpoints(backend, ledger, stream, every=settings.checkpoint_every)
+        self._evaluations = Evaluations(
+            backend,
+            stream,
+            every=settings.evaluate_every,
+            steps=settings.steps,
+            backlog=settings.evaluation_backlog,
+        )
+        self._receivers: dict[type, Callable[[Any], None]] = {
+            InstanceUpdate: self._on_update,
+            RewardsReady: lambda message: self._orders.rewarded(message.rewards),
+            EnvironmentsAnswered: lambda message: self._orders.answered(message.answers),
+            StepTrained: self._on_trained,
+            WeightsPushed: self._on_pushed,
+            TrainerUp: self._on_trainer_up,
+            InstanceJoined: self._on_joined,
+            InstanceDown: self._on_instance_down,
+            CheckpointSaved: self._checkpoints.saved,
+            Evaluated: self._evaluations.done,
+            EvaluationFailed: self._evaluations.done,
+            TimeUp: lambda _: self.halt(),
+            PartFailed: self._on_failed,
+        }
+        self._stop = threading.Event()
+        self._halted = False
+        self._over = False
+        """Finished, or halted."""
         self._version = -1
         """The newest one in the parameter server."""
         self._trained = -1
         """The trainer's: at most one ahead of it."""
-        self._saved = -1
         self._idle_since = clock.now()
-        self._cycled_at = -math.inf
 
     def request_stop(self) -> None:
         """Finish the step in training, save and end. Safe to call from another thread."""
         self._stop.set()
 
+    def halt(self) -> None:
+        """Go no further than this moment: `run` returns `time`. For listeners."""
+        self._halted = self._over = True
+
     def run(self) -> str:
         """Run to the end; returns the finish reason. Raises RunFailed when a part is gone for good."""
+        emit = self._stream.emit
         try:
-            self._perform(self._control.note(self._opening))
+            emit(RunBegan, control=self._control, balance=self._store.balance)
+            self._driver.perform(self._control.note(self._opening))
             self._ledger.flush()
-            self._observer.phase("starting")
+            emit(PhaseBegan, phase="starting")
             self._backend.start()
             self._wait_for_start()
-            self._observer.phase("running")
-            while self._control.finished is None:
-                self._turn(self._settings.interval_s)
+            emit(PhaseBegan, phase="running")
+            while not self._over:
+                self._turn()
             self._wind_down()
-            return self._control.finished
+            return self._control.finished or "time"
         finally:
             try:
                 self._ledger.close()
-                self._journal.close()
             finally:  # a full disk must not leave processes behind
                 self._backend.close()
 
     # ------------------------------------------------------------------ turns
 
-    def _turn(self, timeout_s: float) -> None:
-        for message in self._backend.poll(min(timeout_s, self._until_cycle())):
-            self._receive(message)
-        if self._stop.is_set() and not self._control.batches.stopping:
-            self._observer.phase("finishing step")
-            self._tell(StopRequested())
-        self._ask_environments()
-        now = self._clock.now()
-        if self._control.urgent or now - self._cycled_at >= self._settings.least_gap_s:
-            self._cycled_at = now
-            began = self._clock.cpu()
-            actions = self._control.cycle(now)
-            self._observer.coordinated(self._clock.cpu() - began, in_cycle=True)
-            self._perform(actions)
-        self._send_off()
-        if self._heap_is_due and self._heap is not None:
-            self._heap.settle()
-        self._heap_is_due = False
-        self._observer.tick(self._control, self._server.balance)
-        self._journal.flush_if_due()
+    def _turn(self) -> None:
+        """Take messages in until a cycle is due or nothing comes, and make the cycle."""
+        driver, is_due = self._driver, False
+        while not is_due and self._take_in():
+            is_due = driver.now >= driver.cycle_at and not self._backend.more_now
+        if self._over:
+            return
+        stops = self._stop.is_set() and not self._control.batches.stopping
+        if stops:
+            driver.want_cycle(driver.now)
+        is_due = driver.now >= driver.cycle_at
+        if is_due:
+            if stops:
+                self._stream.emit(PhaseBegan, phase="finishing step")
+                driver.tell(StopRequested())
+            driver.cycle()
+            self._orders.send(driver.now)
+        self._stream.emit(TurnEnded, is_due)
+        if self._settle_is_due:
+            self._settle_is_due = False
+            self._settle()
 
-    def _until_cycle(self) -> float:
-        """Seconds that a poll may wait."""
-        if self._control.urgent:
-            return 0.0
-        gap = self._settings.least_gap_s
-        return max(0.0, self._cycled_at + gap - self._clock.now()) if gap else math.inf
+    def _take_in(self) -> bool:
+        """Take in what comes next and act on it. False: nothing has come, or the run is over."""
+        driver = self._driver
+        until = driver.now + self._settings.idle_s
+        if driver.cycle_at < until:
+            until = driver.cycle_at
+        if self._orders.due_at < until:
+            until = self._orders.due_at
+        messages = self._backend.poll(until)
+        driver.now = self._clock.now()
+        for message in messages:
+            self._receivers[type(message)](message)
+        if self._orders.due_at <= driver.now:
+            self._orders.send(driver.now)
+        return bool(messages) and not self._over
 
     def _wait_for_start(self) -> None:
         deadline = self._clock.now() + self._settings.start_timeout_s
@@ -216,286 +264,100 @@ class RunLoop:
                     f"{missing} did not start within cluster.start_timeout_s = "
                     f"{self._settings.start_timeout_s:g} s; see the logs folder of the run"
                 )
-            self._turn(self._settings.interval_s)
+            self._turn()
 
     def _wind_down(self) -> None:
         """After Finish: last evaluation, last checkpoint, then nothing is under way."""
-        if self._trained >= 0:
-            if self._saved < self._trained:
-                self._observer.phase("saving")
-                self._save(self._trained)
+        if self._trained >= 0 and not self._halted:
+            if self._checkpoints.ended(self._trained):
+                self._stream.emit(PhaseBegan, phase="saving")
             while self._version < self._trained:  # the last push, which evaluation needs, and which may fail
                 self._wait()
-            stopped = self._control.finished == "interrupted"
-            if (
-                self._settings.evaluate_every
-                and not stopped
-                and self._observer.last_evaluated < self._version
-            ):
-                self._evaluate(self._version)
-        while self._saving or (self._evaluations.are_left and not self._stop.is_set()):
-            if not self._saving:
-                self._observer.phase("evaluating")
+            if self._control.finished != "interrupted":
+                self._evaluations.ended(self._version)
+        while self._checkpoints.under_way or (self._evaluations.under_way and not self._stop.is_set()):
+            if not self._checkpoints.under_way:
+                self._stream.emit(PhaseBegan, phase="evaluating")
             self._wait()
-        self._observer.finish(self._control, self._server.balance)
+        self._stream.emit(RunEnded)
 
     def _wait(self) -> None:
         """A turn in which nothing is decided any more."""
-        for message in self._backend.poll(self._settings.interval_s):
-            self._receive(message)
-        self._observer.tick(self._control, self._server.balance)
+        for message in self._backend.poll(self._clock.now() + self._settings.idle_s):
+            self._receivers[type(message)](message)
+        self._stream.emit(TurnEnded, False)
 
     # ------------------------------------------------------------------ messages
 
-    def _receive(self, message: Message) -> None:
-        match message:
-            case InstanceUpdated(update=update):
-                late = [
-                    Late(d.trajectory_id, len(d.segment.tokens), d.finish_reason is not None)
-                    for d in self._server.absorb(update.deltas)
-                ]
-                report = update.report
-                self._observer.reported(report, late)
-                self._journal_report(report)
-                self._tell(Reported(report=report))
-            case Scored(rewards=rewards):
-                self._observer.scored([reward for _, reward in rewards])
-                for trajectory_id, reward in rewards:
-                    if trajectory_id in self._server:
-                        self._journal.scored(trajectory_id, reward.raw, reward.status, reward.seconds)
-                        self._server.set_reward(trajectory_id, reward)
-                        self._rewarded(trajectory_id, reward.raw, reward.usable)
-            case StepTrained():
-                self._on_trained(message)
-            case WeightsPushed():
-                self._observer.pushed(message.version, message.seconds)
-                if self._evaluations.is_due(message.version):
-                    self._evaluate(message.version)
-                self._on_pushed(message.version, message.seconds)
-            case TrainerUp(version=version, push_s=push_s):
-                self._observer.pushed(version, push_s)
-                self._trained, self._idle_since = version, self._clock.now()
-                self._on_pushed(version, push_s)
-                if self._settings.evaluate_every and version < self._settings.steps:
-                    self._evaluate(version)
-            case InstanceJoined():
-                self._observer.instance_up(message.instance)
-                self._journal.joined(message)
-                self._tell(message)
-            case InstanceDown():
-                self._on_instance_down(message)
-            case CheckpointSaved(version=version, seconds=seconds):
-                self._saving.discard(version)
-                self._saved = version
-                self._observer.event("checkpoint", f"saved step {version} in {seconds:.1f} s")
-                self._journal.saved(version, seconds)
-            case Evaluated():
-                self._evaluations.done(message.version)
-                self._observer.evaluated(message)
-                self._journal.evaluated(message.version, message.seconds)
-                self._start_evaluation()
-            case EvaluationFailed(version=version, reason=reason):
-                self._evaluations.done(version)
-                self._observer.event("evaluation_failed", f"version {version} is not evaluated: {reason}")
-                self._start_evaluation()
-            case PartFailed(part=part, reason=reason, blame_user=blame_user):
-                raise UserError(reason) if blame_user else RunFailed(f"{part} failed: {reason}")
+    def _on_update(self, message: InstanceUpdate) -> None:
+        late = self._store.absorb(message)
+        self._stream.emit(ReportReceived, message.report, late, self._store.find)
+        self._tell(Reported(message.report))
+
+    def _on_joined(self, message: InstanceJoined) -> None:
+        self._stream.tell(message)
+        self._tell(message)
+
+    def _on_failed(self, message: PartFailed) -> None:
+        if message.blame_user:
+            raise UserError(message.reason)
+        raise RunFailed(f"{message.part} failed: {message.reason}")
 
     def _on_trained(self, message: StepTrained) -> None:
-        result = message.result
-        trained = tuple(
-            TrainedMember(
-                id=t.trajectory_id, min=t.min_version, max=t.max_version, tokens=t.tokens, hash=t.token_hash
-            )
-            for t in result.trained
-        )
-        self._tell(
-            TrainedStep(
-                record=Trained(step=result.version_start, version=result.version_start, trajectories=trained)
-            )
-        )
+        step, version = message.step, message.step + 1
+        self._tell(TrainedStep(record=Trained(step=step, version=step, trajectories=message.trained)))
         self._ledger.flush()
-        self._server.trained(result.version_start)
-        self._observer.trained(message, self._control, self._server.balance)
-        self._journal.trained(result.version_start, message.update_s, message.push_s)
-        every = self._settings.checkpoint_every
-        if every and result.version % every == 0:
-            self._save(result.version)
-        self._trained, self._idle_since = result.version, self._clock.now()
-        self._tell(TrainerFree(version=result.version))
+        self._store.trained(step)
+        self._stream.tell(message)
+        self._checkpoints.trained(version)
+        self._trained, self._idle_since = version, self._clock.now()
+        self._tell(TrainerFree(version=version))
 
-    def _on_pushed(self, version: int, seconds: float) -> None:
-        self._version = version
-        self._journal.pushed(version, seconds)
-        self._tell(Pushed(version=version))
+    def _on_pushed(self, message: WeightsPushed) -> None:
+        self._version = message.version
+        self._stream.tell(message)
+        self._evaluations.pushed(message.version)
+        self._tell(Pushed(version=message.version))
+
+    def _on_trainer_up(self, message: TrainerUp) -> None:
+        version = self._trained = message.version
+        self._idle_since = self._clock.now()
+        self._on_pushed(WeightsPushed(version=version, seconds=message.push_s))
+        self._evaluations.began(version)
 
     def _on_instance_down(self, message: InstanceDown) -> None:
-        self._observer.instance_down(message.instance, message.reason)
+        self._stream.tell(message)
         if self._control.fleet.is_current(message.instance, message.incarnation):
             resident = self._control.fleet.resident(message.instance)
-            self._outgoing.pop(message.instance, None)
+            self._orders.void(message.instance)
             lost = InstanceLost(
                 instance=message.instance,
                 incarnation=message.incarnation,
-                lengths=self._server.lengths(resident),
+                lengths=self._store.lengths(tuple(resident)),
                 reason=message.reason,
             )
-            self._journal.lost(lost)
+            self._stream.tell(lost)
             self._tell(lost)
-
-    def _journal_report(self, report: InstanceReport) -> None:
-        if self._journal.is_on:
-            left = [t.trajectory_id for t in (*report.interrupted, *report.finished)]
-            runs = {t: self._server.get(t).version_runs for t in left if t in self._server}
-            self._journal.reported(report, runs)
 
     # ------------------------------------------------------------------ actions
 
-    def _tell(self, event: Event) -> None:
-        """Queue an event; unless actions are being performed, work the queue off."""
-        self._events.append(event)
-        if not self._working:
-            self._perform([])
-
-    def _perform(self, actions: Sequence[Action]) -> None:
-        """Perform actions, then the events that come up, one after the other.
-
-        An event that comes up while actions are performed waits for the rest of them, so that ledger records
-        are written in the order of their numbers.
-        """
-        self._working = True
-        try:
-            self._apply(actions)
-            while self._events:
-                began = self._clock.cpu()
-                actions = self._control.handle(self._events.popleft())
-                self._observer.coordinated(self._clock.cpu() - began, in_cycle=False)
-                self._apply(actions)
-        finally:
-            self._working = False
-
-    def _apply(self, actions: Sequence[Action]) -> None:
-        for action in actions:
-            match action:
-                case Append(record=record, seq=seq, attempt=attempt):
-                    self._ledger.append(record, seq, attempt)
-                    self._journal.ledger(seq)
-                case Send(command=command):
-                    self._observer.command(command)
-                    self._journal.command(command)
-                    self._outgoing.setdefault(command.instance, []).append(command)
-                case Score(trajectory_id=trajectory_id):
-                    self._after_turn_end(trajectory_id)
-                case DrawGroups(count=count, padding=padding):
-                    self._draw(count, padding)
-                case Discard(trajectory_ids=ids, reason=reason):
-                    self._observer.discarded(reason, self._server.discard(ids, reason))
-                    self._journal.released(ids, reason)
-                case GiveUp(trajectory_id=trajectory_id, reason=reason):
-                    self._server.give_up(trajectory_id)
-                    self._journal.gave_up(trajectory_id, reason)
-                    self._observer.event("gave_up", f"trajectory {trajectory_id} is masked: {reason}")
-                case Resample(trajectory_id=trajectory_id, new_id=new_id, reason=reason):
-                    self._observer.resampled(self._server.resample(trajectory_id, new_id), reason)
-                    self._journal.resampled(trajectory_id, new_id, reason)
-                case Truncate(trajectory_id=trajectory_id, reason=reason):
-                    self._observer.truncated(self._server.truncate(trajectory_id), reason)
-                    self._journal.truncated(trajectory_id, reason)
-                case Train():
-                    self._train(action)
-                case Finish(reason=reason):
-                    self._ledger.flush(sync=True)
-                    self._observer.event("finish", reason)
-                    self._journal.finished(reason)
-
-    def _after_turn_end(self, trajectory_id: str) -> None:
-        trajectory = self._server.get(trajectory_id)
-        waited = trajectory_id in self._external
-        stopped = trajectory.finish_reason is FinishReason.STOP
-        answer = self._environment.respond(trajectory) if stopped else Done()
-        if isinstance(answer, Waiting):
-            if not waited:
-                self._external[trajectory_id] = None
-                self._journal.external(trajectory_id, answer.limit_s)
-                self._tell(WaitingExternal(trajectory_id=trajectory_id, limit_s=answer.limit_s))
-            return
-        self._external.pop(trajectory_id, None)
-        if trajectory.finish_reason is FinishReason.FAILED:
-            self._observer.sampled(trajectory)
-            self._server.set_reward(trajectory_id, FAILED)
-            self._journal.scored(trajectory_id, FAILED.raw, FAILED.status)
-            self._rewarded(trajectory_id, FAILED.raw, FAILED.usable)
-            return
-        trajectory = self._server.answer(trajectory_id, answer)
-        if trajectory.finish_reason is None:
-            self._journal.given(trajectory_id, trajectory.length)
-            self._tell(Given(trajectory_id=trajectory_id, length=trajectory.length))
-            return
-        if waited:
-            self._tell(Ended(trajectory_id=trajectory_id))
-        self._observer.sampled(trajectory)
-        self._to_score.append(trajectory_id)
-
-    def _ask_environments(self) -> None:
-        """Ask again for trajectories whose environment was not ready."""
-        for trajectory_id in list(self._external):
-            if trajectory_id in self._server:
-                self._after_turn_end(trajectory_id)
-            else:
-                del self._external[trajectory_id]
-
-    def _rewarded(self, trajectory_id: str, raw: float, usable: bool) -> None:
-        hashed = token_hash(self._server.get(trajectory_id).tokens)
-        self._tell(Rewarded(trajectory_id=trajectory_id, raw=raw, usable=usable, token_hash=hashed))
-
-    def _draw(self, count: int, padding: bool) -> None:
-        groups, exhausted = self._server.draw(count, padding=padding)
-        self._journal.drawn(groups)
-        self._tell(GroupsDrawn(groups=groups))
+    def _draw(self, action: DrawGroups) -> None:
+        groups, exhausted = self._store.draw(action.count, padding=action.padding)
+        drawn = GroupsDrawn(groups=groups)
+        self._stream.tell(drawn)
+        self._tell(drawn)
         if exhausted:
             self._tell(SourceExhausted())
 
     def _train(self, action: Train) -> None:
         self._ledger.flush()
-        batch = self._server.batch(action.step, action.groups, action.final)
+        batch = self._store.batch(action.step, action.groups, action.final)
         waited_s = self._clock.now() - self._idle_since
-        self._observer.batch(batch.step, batch.groups, waited_s)
-        self._journal.batch(action.step, waited_s)
+        self._stream.emit(BatchTaken, step=batch.step, groups=batch.groups, waited_s=waited_s)
         self._backend.train(batch, hold=self._evaluations.is_due(action.step + 1))
-        self._heap_is_due = True
+        self._settle_is_due = True
 
-    def _send_off(self) -> None:
-        """Hand over what this turn decided: one message per instance, one for the rewards."""
-        for instance, commands in self._outgoing.items():
-            payloads = {
-                c.trajectory_id: self._server.get(c.trajectory_id)
-                for c in commands
-                if isinstance(c, Route) and c.trajectory_id in self._server
-            }
-            self._backend.deliver(instance, commands, payloads)
-        self._outgoing = {}
-        ids, self._to_score = self._to_score, []
-        trajectories = [self._server.get(t) for t in ids if t in self._server]
-        if trajectories:
-            self._backend.score(trajectories)
-
-    # ------------------------------------------------------------------ evaluation and checkpoints
-
-    def _evaluate(self, version: int) -> None:
-        skipped = self._evaluations.ask(version)
-        if skipped is not None:
-            self._backend.release(skipped)
-            text = f"version {skipped} is not evaluated: evaluation is behind (see evaluation.backlog)"
-            self._observer.event("evaluation_skipped", text)
-        self._start_evaluation()
-
-    def _start_evaluation(self) -> None:
-        version = self._evaluations.start()
-        if version is not None:
-            self._backend.evaluate(version)
-
-    def _save(self, version: int) -> None:
-        if version not in self._saving:
-            self._saving.add(version)
-            self._ledger.flush(sync=True)  # a checkpoint never outlives the records of its steps
-            self._backend.save(version)
+    def _finish(self, action: Finish) -> None:
+        self._over = True
+        self._ledger.flush(sync=True)
+        self._stream.emit(RunFinished, reason=action.reason)

@@ -16,8 +16,10 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from staleflow.coordination.commands import Command, Route
 from staleflow.coordination.events import DrawnGroup
 from staleflow.data.environment import Done, Given, Waiting, after_turn
+from staleflow.data.responses import LateTokens
 from staleflow.data.trajectory import (
     FinishReason,
     Prompt,
@@ -25,11 +27,9 @@ from staleflow.data.trajectory import (
     ScoredTrajectory,
     TrainBatch,
     Trajectory,
+    token_hash,
 )
-from staleflow.rollout.engine import Delta
-
-FAILED = Reward(raw=0.0, status="failed", usable=False)
-"""The reward of a trajectory that was given up: masked, never a silent zero."""
+from staleflow.rollout.instance import InstanceUpdate
 
 _GROUP_ID = re.compile(r"e(\d+)-p(\d+)-a(\d+)")
 
@@ -127,20 +127,32 @@ class TrajectoryServer:
         """Payload of a living trajectory; KeyError when it is gone."""
         return self._trajectories[trajectory_id]
 
+    def find(self, trajectory_id: str) -> Trajectory | None:
+        """The same; None when it is gone."""
+        return self._trajectories.get(trajectory_id)
+
+    def payloads(self, commands: Iterable[Command]) -> dict[str, Trajectory]:
+        """The payload of each Route's trajectory that is alive."""
+        return {
+            c.trajectory_id: self._trajectories[c.trajectory_id]
+            for c in commands
+            if isinstance(c, Route) and c.trajectory_id in self._trajectories
+        }
+
     def lengths(self, trajectory_ids: Iterable[str]) -> tuple[tuple[str, int], ...]:
         """Length of each of these that is alive, in tokens, prompt included."""
         return tuple((t, self._trajectories[t].length) for t in trajectory_ids if t in self._trajectories)
 
-    def absorb(self, deltas: Sequence[Delta]) -> list[Delta]:
-        """Add what instances generated; returns those of released trajectories, whose tokens are aborted."""
-        late: list[Delta] = []
-        for delta in deltas:
+    def absorb(self, update: InstanceUpdate) -> list[LateTokens]:
+        """Add what an instance generated; returns what came for released trajectories: it is aborted."""
+        late: list[LateTokens] = []
+        for delta in update.deltas:
             tokens = len(delta.segment.tokens)
             self.balance.generated += tokens
             known = self._trajectories.get(delta.trajectory_id)
             if known is None:
                 self.balance.drop(tokens, "aborted")
-                late.append(delta)
+                late.append(LateTokens(delta.trajectory_id, tokens, delta.finish_reason is not None))
                 continue
             self._trajectories[known.trajectory_id] = known.extended(delta.segment).finished(
                 delta.finish_reason
@@ -169,9 +181,10 @@ class TrajectoryServer:
         self._trajectories[new_id] = replace(dropped, trajectory_id=new_id, segments=(), finish_reason=None)
         return dropped
 
-    def set_reward(self, trajectory_id: str, reward: Reward) -> None:
-        """Keep the verifier's answer."""
+    def rewarded(self, trajectory_id: str, reward: Reward) -> str:
+        """Keep the verifier's answer; returns the hash of the response ids."""
         self._rewards[trajectory_id] = reward
+        return token_hash(self._trajectories[trajectory_id].tokens)
 
     def batch(self, step: int, groups: Sequence[tuple[str, Sequence[str]]], final: bool) -> TrainBatch:
         """Take the payload of consumed groups out, for the trainer."""

@@ -1,13 +1,13 @@
 """What no policy can exceed on a cluster: the numbers that a result is held against.
 
 - *rollout*: all instances decode at their best batch size all the time, and build each prompt's KV once;
-- *trainer*: it never waits;
-- *latency*: a group may be under way for at most η + 1 step periods, the update of the last of them not
-  counted, so (η + 1) periods are not shorter than the longest response of a batch at its fastest (alone on an
-  instance), its reward, and one update. Taken of the mean of the longest responses of several batches.
+- *trainer*: it never waits for a batch. A push runs beside the next step, whose update waits for it;
+- *latency*: a group may be under way for at most η + 1 step periods, less the update that makes its weights
+  and their push, so (η + 1) periods are not shorter than the longest response of a batch at its fastest (alone
+  on an instance), its reward, one update and one push. Taken of the mean of the longest responses of several
+  batches.
 
-With η = 0 nothing is generated while the trainer is at work, so that the period of *rollout* has the update
-in it too.
+With η = 0 nothing is generated during an update and its push, so that the period of *rollout* has both in it.
 
 In generated tokens trained on per second. Means of the lengths are those of the prompts that are drawn first.
 Of a group with redundant members the shortest responses count, and the others cost nothing: with them the
@@ -79,14 +79,15 @@ def find_bounds(
     rollout = cluster.instances * mean / (decoding + costs.prefill_s(cluster.prompt_length))
     step_tokens = mean * cluster.group_size * batch_size
     trained = step_tokens + cluster.prompt_length * cluster.group_size * batch_size
-    update = trainer.fixed_s + trainer.token_s * trained + trainer.push_s
+    update = trainer.fixed_s + trainer.token_s * trained
     longest = sum(_alone_s(cluster, max(batch)) for batch in drawn) / len(drawn)
-    period = (longest + cluster.reward_s + update) / (bound + 1)
+    period = (longest + cluster.reward_s + update + trainer.push_s) / (bound + 1)
     if bound == 0:
-        rollout = step_tokens / (step_tokens / rollout + update)
+        rollout = step_tokens / (step_tokens / rollout + update + trainer.push_s)
+    busy = max(update, trainer.push_s)
     return Bounds(
         rollout=rollout,
-        trainer=step_tokens / update if update > 0 else float("inf"),
+        trainer=step_tokens / busy if busy > 0 else float("inf"),
         latency=step_tokens / period,
         best_running=running,
         step_tokens=step_tokens,

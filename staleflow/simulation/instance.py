@@ -60,8 +60,8 @@ class SimulatedInstance(DecodingBatch):
         """The boundary at which something happens next; None: only a command can change anything."""
         self.plan = 0
         """Grows whenever `next_event` changes."""
-        self.foreseen = 0
-        """The owner's note: the last plan that it has on its agenda."""
+        self.scheduled = 0
+        """The owner's note: the last plan that it has queued."""
         self.has_news = False
         self._turned = False
         """Something left it, was refused, or was ordered but Routes, since the last report."""

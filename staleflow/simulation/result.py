@@ -14,7 +14,7 @@ class StepRow:
     began: float
     """The batch was handed out."""
     ended: float
-    """The new weights were pushed."""
+    """The trainer takes the next batch."""
     waited: float
     """The trainer stood idle before it."""
     tokens: int

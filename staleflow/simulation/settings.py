@@ -19,7 +19,7 @@ class TrainerCosts:
     token_s: float = 0.0
     """Per token of prompts and responses."""
     push_s: float = 0.0
-    """From the end of an update until its weights can be pulled; the trainer waits for it."""
+    """From the end of an update until its weights can be pulled; the next update waits for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,19 +1,25 @@
-"""What is counted during a simulated run. Memory: a few numbers for each step and instance."""
+"""What is counted during a simulated run: a listener. Memory: a few numbers for each step and instance."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from staleflow.coordination.commands import Abort, Command, Interrupt, Pull, Route
 from staleflow.coordination.reports import InstanceReport
 from staleflow.simulation.instance import SimulatedInstance
 from staleflow.simulation.result import InstanceRow, SimulationResult, StepRow
-from staleflow.simulation.trajectory import SimulatedTrajectory
+from staleflow.simulation.store import TOKEN_FATES
+from staleflow.telemetry.events import (
+    BatchTaken,
+    Handlers,
+    StepTrained,
+    StragglerResampled,
+    StragglerTruncated,
+    TurnEnded,
+)
 
-TOKEN_FATES = ("trained", "filtered", "failed", "aborted", "expired", "discarded", "lost", "in_flight")
-"""What becomes of a generated token: the columns of the balance."""
 COMMANDS = (Route, Interrupt, Abort, Pull)
 
 
@@ -32,15 +38,18 @@ class _Sum:
     running_steps: int = 0
 
 
-class Measures:
-    """Fed by the cluster; `result` sums up."""
+class SimulationStats:
+    """Listens to the run; the fleet adds commands, reports and ended instances. `result` sums up."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float] = lambda: 0.0) -> None:
+        """`now`: simulated seconds."""
         self.tokens = Counter(dict.fromkeys(TOKEN_FATES, 0))
+        """Tokens by what became of them; counted by the trajectory store."""
+        self._now = now
         self.commands: dict[type[Command], int] = dict.fromkeys(COMMANDS, 0)
-        self.cycles = 0
-        self.resampled = 0
-        self.truncated = 0
+        self._cycles = 0
+        self._resampled = 0
+        self._truncated = 0
         self._finished = 0
         self._rejections = 0
         self._prefilled = 0
@@ -49,36 +58,52 @@ class Measures:
         self._steps: list[StepRow] = []
         self._instances: dict[str, _Sum] = {}
 
+    def handlers(self) -> Handlers:
+        """See `Listener`."""
+        return {
+            TurnEnded: self._turned,
+            StragglerResampled: self._on_resampled,
+            StragglerTruncated: self._on_truncated,
+            BatchTaken: self._batch,
+            StepTrained: self._trained,
+        }
+
     def reported(self, report: InstanceReport) -> None:
-        """A report has come."""
+        """An instance reports."""
         self._finished += len(report.finished)
         self._rejections += len(report.rejections)
 
-    def begin_step(
-        self, step: int, members: Sequence[SimulatedTrajectory], *, began: float, idle_since: float
-    ) -> None:
-        """A batch was handed out."""
+    def _turned(self, event: TurnEnded) -> None:
+        self._cycles += event.cycled
+
+    def _on_resampled(self, event: StragglerResampled) -> None:
+        self._resampled += 1
+
+    def _on_truncated(self, event: StragglerTruncated) -> None:
+        self._truncated += 1
+
+    def _batch(self, event: BatchTaken) -> None:
+        step, began = event.step, self._now()
+        members = [s.trajectory for group in event.groups for s in group]
         lags = Counter([step - (step if t.min_version is None else t.min_version) for t in members])
         row = StepRow(
             step=step,
             began=began,
             ended=began,
-            waited=began - idle_since,
-            tokens=sum(t.response for t in members),
+            waited=event.waited_s,
+            tokens=sum([t.response_len for t in members]),
             trajectories=len(members),
             staleness_mean=sum(lag * count for lag, count in lags.items()) / len(members),
             staleness_max=max(lags),
         )
         self._open = (row, lags)
 
-    def end_step(self, *, ended: float) -> None:
-        """It is trained, and the new weights are pushed."""
+    def _trained(self, event: StepTrained) -> None:
         assert self._open is not None
         row, lags = self._open
         self._open = None
-        self._steps.append(replace(row, ended=ended))
+        self._steps.append(replace(row, ended=self._now()))
         self._staleness.update(lags)
-        self.tokens["trained"] += row.tokens
 
     def left(self, instance: SimulatedInstance, now: float) -> None:
         """An incarnation came to its end."""
@@ -101,9 +126,6 @@ class Measures:
 
     def result(self, reason: str, seconds: float) -> SimulationResult:
         """The sum of it all."""
-        tokens = dict(self.tokens)
-        if self._open is not None:
-            tokens["in_flight"] += self._open[0].tokens
         generated = self.generated
         rows = tuple(
             InstanceRow(
@@ -124,13 +146,13 @@ class Measures:
             seconds=seconds,
             steps=tuple(self._steps),
             instances=rows,
-            tokens={"generated": generated, **tokens},
+            tokens={"generated": generated, **self.tokens},
             staleness=dict(sorted(self._staleness.items())),
             commands={kind.__name__.lower(): count for kind, count in self.commands.items()},
             rejections=self._rejections,
-            cycles=self.cycles,
-            resampled=self.resampled,
-            truncated=self.truncated,
+            cycles=self._cycles,
+            resampled=self._resampled,
+            truncated=self._truncated,
             finished=self._finished,
             prefilled=self._prefilled,
         )

@@ -1,5 +1,7 @@
 """A simulated trajectory: how many tokens it has and which weights made them. No token ids.
 
+To the run loop it is a `data.responses.Response`, as far as an instance has reported it.
+
 Invariant: `runs` and `base` always agree: `base == prompt + sum of the runs' tokens`. While it is running,
 the tokens gained since `since` come on top; `fold` writes them down.
 """
@@ -8,19 +10,24 @@ from __future__ import annotations
 
 import zlib
 
+from staleflow.data.trajectory import FinishReason, Reward
+
 
 class SimulatedTrajectory:
     """One response on its way. `since`, `entered` and `stay` belong to the instance that decodes it."""
 
     __slots__ = (
         "base",
+        "dropped_at",
         "entered",
+        "failed",
         "group_id",
         "instance",
         "max_version",
         "min_version",
         "prompt",
         "reported",
+        "reward",
         "runs",
         "since",
         "stay",
@@ -57,6 +64,10 @@ class SimulatedTrajectory:
         """Grows whenever it enters or leaves a batch, so that old plans for it are recognized."""
         self.reported = prompt
         """Length that its owner knows: what is left when its instance is lost."""
+        self.dropped_at = 0
+        """`reported` when it was dropped while an instance held it."""
+        self.failed = False
+        self.reward: Reward | None = None
         self.token_hash = ""
         self.instance: str | None = None
         """The instance that holds it, running or waiting."""
@@ -65,6 +76,30 @@ class SimulatedTrajectory:
     def response(self) -> int:
         """Generated tokens written down."""
         return self.base - self.prompt
+
+    @property
+    def prompt_len(self) -> int:
+        """Tokens of the prompt."""
+        return self.prompt
+
+    @property
+    def response_len(self) -> int:
+        """Generated tokens that were reported."""
+        return self.reported - self.prompt
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why it ended; None: that it has is not reported."""
+        if self.failed:
+            return FinishReason.FAILED
+        if self.reported < self.target:
+            return None
+        return FinishReason.LENGTH if self.truncated else FinishReason.STOP
+
+    @property
+    def version_runs(self) -> tuple[tuple[int, int], ...]:
+        """(version, tokens) of each stretch written down."""
+        return tuple(self.runs)
 
     def hashed(self) -> str:
         """Sets and returns `token_hash`, which stands for the ids: a function of the id and the length."""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import pytest
 
 from staleflow.coordination.cost_model import CostModel
 from staleflow.coordination.policies import POLICIES, effective_bound
+from staleflow.runtime.simulate import simulate_policy
 from staleflow.simulation.bounds import draw_batches, find_bounds
 from staleflow.simulation.response_lengths import fixed, lognormal
 from staleflow.simulation.settings import ClusterSettings, TrainerCosts
-from staleflow.simulation.simulate import simulate_policy
 
 CLUSTER = ClusterSettings(
     instances=3,
@@ -31,18 +32,28 @@ def test_bounds_by_hand() -> None:
     bounds = find_bounds(CLUSTER, bound=1, batch_size=5)
     assert bounds.best_running == 8
     assert bounds.rollout == pytest.approx(3 * 10 / (10 * 2.5 / 8 + 0.5))
-    update = 3 + 0.5 * 140 + 1
+    update, push = 3 + 0.5 * 140, 1
     assert bounds.trainer == pytest.approx(100 / update)
     alone = 0.5 + 10 * 1.5
-    assert bounds.latency == pytest.approx(100 * 2 / (alone + update))
+    assert bounds.latency == pytest.approx(100 * 2 / (alone + update + push))
     assert (bounds.binding, bounds.least) == ("trainer", bounds.trainer)
     assert bounds.step_tokens == 100
     assert bounds.seconds() == bounds.seconds("trainer") == pytest.approx(update)
-    assert bounds.seconds("latency") == pytest.approx((alone + update) / 2)
+    assert bounds.seconds("latency") == pytest.approx((alone + update + push) / 2)
+
+
+def test_a_push_that_takes_longer_than_an_update_binds_the_trainer() -> None:
+    slow = dataclasses.replace(CLUSTER, trainer=TrainerCosts(fixed_s=3.0, token_s=0.5, push_s=200.0))
+    bounds = find_bounds(slow, bound=3, batch_size=5)
+    assert bounds.seconds("trainer") == pytest.approx(200)
+    result = simulate_policy("staleflow", slow, bound=3, batch_size=5, steps=8)
+    periods = [b.ended - a.ended for a, b in itertools.pairwise(result.steps)]
+    assert min(periods) >= 73
+    assert result.steps[-1].ended - result.steps[2].ended == pytest.approx(5 * 200, rel=1e-6)
 
 
 def test_without_staleness_nothing_is_generated_during_an_update() -> None:
-    """100 tokens at the rollout's peak, then 3 + 0.5 * 140 + 1 seconds of update."""
+    """100 tokens at the rollout's peak, then 3 + 0.5 * 140 seconds of update and 1 of push."""
     peak = find_bounds(CLUSTER, bound=1, batch_size=5).rollout
     bounds = find_bounds(CLUSTER, bound=0, batch_size=5)
     assert bounds.seconds("rollout") == pytest.approx(100 / peak + 74)

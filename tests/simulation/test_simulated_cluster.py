@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -18,12 +19,12 @@ from staleflow.coordination.stragglers import StragglerAction, StragglerRule
 from staleflow.coordination.synchronization import NaiveSynchronization
 from staleflow.errors import RunFailed, UserError
 from staleflow.protocol.records import LastBatch
-from staleflow.simulation.cluster import SimulatedCluster
+from staleflow.runtime.backend import Message
+from staleflow.runtime.backends.simulated import SimulatedBackend
+from staleflow.runtime.simulate import StopAfter, simulate
 from staleflow.simulation.response_lengths import fixed, lognormal
 from staleflow.simulation.result import SimulationResult
 from staleflow.simulation.settings import ClusterSettings, Outage, Slowdown, TrainerCosts
-from staleflow.simulation.simulate import simulate
-from staleflow.simulation.watch import StopAfter
 from staleflow.training.filtering import is_uninformative
 
 SMALL = ClusterSettings(
@@ -169,8 +170,8 @@ def test_a_run_cut_by_time_still_balances(tmp_path: Path) -> None:
 def test_a_run_may_end_after_so_many_steps(at_once: bool, reason: str) -> None:
     """Halted at the end of the second step, or with the step done that is in training then."""
     whole = simulate(restless(1), random_cluster(1), bound=2, batch_size=4, steps=8)
-    watch = StopAfter(2, at_once=at_once)
-    cut = simulate(restless(1), random_cluster(1), bound=2, batch_size=4, steps=8, watch=watch)
+    stop = StopAfter(2, at_once=at_once)
+    cut = simulate(restless(1), random_cluster(1), bound=2, batch_size=4, steps=8, listeners=[stop])
     assert cut.reason == reason
     assert cut.steps[:2] == whole.steps[:2]
     assert len(cut.steps) in ((2,) if at_once else (2, 3))
@@ -219,11 +220,12 @@ def test_a_synchronous_run_by_hand() -> None:
     )
     result = simulate(naive(), settings, bound=0, batch_size=1, steps=3)
     generate = 8 * 0.125 + 10 * 1.5
-    train = 3.0 + 0.5 * 28 + 1.0
-    expected = [generate + 7, 2.0 + generate + 7, 2.0 + generate + 7]
+    train = 3.0 + 0.5 * 28
+    push_and_pull = 1.0 + 2.0
+    expected = [generate + 7, *[push_and_pull + generate + 7] * 2]
     assert [row.waited for row in result.steps] == pytest.approx(expected, abs=1e-4)
     assert [row.ended - row.began for row in result.steps] == pytest.approx([train] * 3)
-    assert result.seconds == pytest.approx(sum(expected) + 3 * train, abs=1e-3)
+    assert result.seconds == pytest.approx(sum(expected) + 3 * train + 1.0, abs=1e-3), "with the last push"
     assert result.tokens == {**dict.fromkeys(result.tokens, 0), "generated": 60, "trained": 60}
     assert result.staleness == {0: 6}
     assert result.commands == {"route": 6, "interrupt": 0, "abort": 0, "pull": 2}
@@ -231,7 +233,7 @@ def test_a_synchronous_run_by_hand() -> None:
     assert (row.pulls, row.generated, row.running_mean) == (2, 60, 2.0)
     assert row.busy == pytest.approx(3 * generate)
     assert row.pulling == pytest.approx(4.0)
-    assert result.trainer_idle_share == pytest.approx(sum(expected) / result.seconds)
+    assert result.trainer_idle_share == pytest.approx((sum(expected) + 1.0) / result.seconds)
 
 
 def test_one_reward_worker_scores_one_after_the_other() -> None:
@@ -277,16 +279,16 @@ def test_a_coordinator_that_only_wants_to_be_woken_again_is_no_hang() -> None:
 def test_memory_follows_the_living_trajectories_not_the_length_of_the_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """At most (η + 1) batches and the one in training live; foreseen events do not pile up either."""
+    """At most (η + 1) batches and the one in training live; scheduled events do not pile up either."""
     most = {"trajectories": 0, "events": 0}
-    cycle = SimulatedCluster._cycle
+    poll = SimulatedBackend.poll
 
-    def watched(cluster: SimulatedCluster) -> None:
-        cycle(cluster)
-        most["trajectories"] = max(most["trajectories"], sum(1 for _ in cluster._store.living()))
-        most["events"] = max(most["events"], len(cluster._agenda))
+    def watched(backend: SimulatedBackend, until: float) -> Sequence[Message]:
+        most["trajectories"] = max(most["trajectories"], len(backend.store))
+        most["events"] = max(most["events"], len(backend.clock))
+        return poll(backend, until)
 
-    monkeypatch.setattr(SimulatedCluster, "_cycle", watched)
+    monkeypatch.setattr(SimulatedBackend, "poll", watched)
     simulate(naive(), dataclasses.replace(SMALL, interval_s=0.5), bound=1, batch_size=5, steps=60)
     assert most["trajectories"] <= 3 * 5 * 4
     assert most["events"] <= 100

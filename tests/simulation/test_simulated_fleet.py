@@ -1,17 +1,18 @@
-"""What a simulated instance tells at once, what with its next report, and the order of what is foreseen."""
+"""What a simulated instance reports at once, what with its next report, and the order of what is scheduled."""
 
 from __future__ import annotations
 
+import math
+
 from staleflow.coordination.commands import Command, Interrupt, Pull, Route
 from staleflow.coordination.cost_model import CostModel
-from staleflow.coordination.events import Event, Reported
-from staleflow.simulation.event_queue import Agenda
-from staleflow.simulation.fleet import SimulatedFleet
+from staleflow.rollout.instance import InstanceUpdate
+from staleflow.simulation.event_queue import EventQueue
+from staleflow.simulation.fleet import FleetMessage, SimulatedFleet
 from staleflow.simulation.response_lengths import fixed
 from staleflow.simulation.settings import ClusterSettings, TrainerCosts
-from staleflow.simulation.stats import Measures
-from staleflow.simulation.store import TrajectoryStore
-from staleflow.simulation.watch import Watch
+from staleflow.simulation.stats import SimulationStats
+from staleflow.simulation.store import SimulatedStore
 
 ONE = ClusterSettings(
     instances=1,
@@ -31,26 +32,22 @@ class Told:
     """A fleet of one instance with four trajectories to route, and what it tells: (time, acknowledged)."""
 
     def __init__(self) -> None:
-        self.agenda = Agenda()
-        measures = Measures()
-        store = TrajectoryStore(ONE, measures.tokens)
+        self.queue = EventQueue()
+        stats = SimulationStats()
+        store = SimulatedStore(ONE, stats.tokens)
         self.reports: list[tuple[float, int]] = []
-        self.fleet = SimulatedFleet(
-            settings=ONE, agenda=self.agenda, store=store, measures=measures, watch=Watch(), tell=self.tell
-        )
+        self.fleet = SimulatedFleet(settings=ONE, queue=self.queue, store=store, stats=stats, tell=self.tell)
         self.fleet.start()
         (group,), _ = store.draw(1, padding=False)
         self.group = group
         self.seq = 0
 
-    def tell(self, event: Event) -> None:
-        if isinstance(event, Reported):
-            self.reports.append((self.agenda.now, event.report.acked_seq))
+    def tell(self, message: FleetMessage) -> None:
+        if isinstance(message, InstanceUpdate):
+            self.reports.append((self.queue.time, message.report.acked_seq))
 
     def go_on_until(self, time: float) -> None:
-        self.agenda.until = time
-        self.agenda.go_on()
-        self.agenda.now = time
+        self.queue.advance(time, ())
 
     def order(self, make: type[Command], **fields: object) -> None:
         self.seq += 1
@@ -91,14 +88,16 @@ def test_that_one_has_to_wait_inside_or_leaves_or_that_weights_are_loaded_is_tol
     assert told.reports[3:] == [(8.25, 5)]
 
 
-def test_of_one_moment_what_was_foreseen_first_happens_first() -> None:
-    agenda = Agenda()
+def test_of_one_moment_what_was_scheduled_first_happens_first_and_news_stops_the_clock() -> None:
+    queue = EventQueue()
     seen: list[str] = []
     for name, at in (("c", 2.0), ("a", 1.0), ("b", 1.0)):
-        agenda.foresee(at, seen.append, name)
-    agenda.until = 1.0
-    agenda.go_on()
-    assert (seen, agenda.now, len(agenda)) == (["a", "b"], 1.0, 1)
-    agenda.until = 9.0
-    agenda.go_on()
-    assert (seen, agenda.now, len(agenda)) == (["a", "b", "c"], 2.0, 0)
+        queue.schedule(at, seen.append, name)
+    queue.advance(1.5, seen)
+    assert (seen, queue.time, len(queue), queue.is_due) == (["a"], 1.0, 2, True)
+    queue.advance(1.5, ())
+    assert (seen, queue.time, len(queue), queue.is_due) == (["a", "b"], 1.5, 1, False)
+    queue.advance(math.inf, ())
+    assert (seen, queue.time, len(queue)) == (["a", "b", "c"], 2.0, 0)
+    queue.advance(9.0, ())
+    assert queue.time == 9.0

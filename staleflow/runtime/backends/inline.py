@@ -1,4 +1,4 @@
-"""The inline back end: every part in this process, in a fixed order, on a virtual clock.
+"""The inline backend: every part in this process, in a fixed order, on a virtual clock.
 
 For tests and debugging. A run is a function of its config: the same config gives the same ledger. Training
 overlaps rollout as it does on a cluster: a step is done only `train_polls` polls after its batch was handed
@@ -19,20 +19,18 @@ from staleflow.reward.verifiers import ScoreRequest
 from staleflow.rollout.engine import Engine, OnPull
 from staleflow.rollout.instance import RolloutInstance
 from staleflow.runtime.backend import (
-    CheckpointSaved,
-    Evaluated,
-    InstanceDown,
-    InstanceUpdated,
+    Environments,
+    EnvironmentsAnswered,
     Message,
     PartFailed,
-    Scored,
-    StepTrained,
+    RewardsReady,
     TrainerUp,
-    WeightsPushed,
+    step_trained,
 )
 from staleflow.runtime.clock import Clock
 from staleflow.runtime.evaluation import Evaluator, Scorer
 from staleflow.servers.transport import Handle, Lease
+from staleflow.telemetry.events import CheckpointSaved, Evaluated, InstanceDown, WeightsPushed
 from staleflow.training.trainer import Trainer
 
 MAX_RESTARTS = 3
@@ -71,9 +69,13 @@ class InlineBackend:
         evaluator: Evaluator | None,
         weights: Handle,
         clock: Clock,
+        environments: Environments | None = None,
         pace: InlinePace | None = None,
     ) -> None:
-        """`make_engine(instance, incarnation)` makes an engine without weights (version -1)."""
+        """`make_engine(instance, incarnation)` makes an engine without weights (version -1). `environments`
+        None: every turn is the last.
+        """
+        self._environments = environments
         self._names = instances
         self._make_engine = make_engine
         self._max_running = max_running
@@ -113,6 +115,16 @@ class InlineBackend:
         if instance in self._instances:
             self._guarded(instance, lambda i: i.apply(commands, payloads))
 
+    @property
+    def more_now(self) -> bool:
+        """Every poll takes time."""
+        return False
+
+    def respond(self, trajectories: Sequence[Trajectory]) -> None:
+        """Ask at once; the answers come with the next poll."""
+        assert self._environments is not None
+        self._environments.submit(trajectories)
+
     def score(self, trajectories: Sequence[Trajectory]) -> None:
         """Score at once; the rewards come with the next poll."""
         self._scorer.submit([self._request(t) for t in trajectories])
@@ -140,14 +152,18 @@ class InlineBackend:
         if lease is not None:
             lease.release()
 
-    def poll(self, timeout_s: float) -> Sequence[Message]:
-        """Let every part work for a while, in a fixed order."""
+    def poll(self, until: float) -> Sequence[Message]:
+        """Let every part work for a while, in a fixed order, whatever `until` is."""
         self._clock.sleep(self._pace.poll_s)
         for name in list(self._instances):
             self._work(name)
-        rewards = self._scorer.poll(timeout_s)
+        if self._environments is not None:
+            answers = self._environments.poll(0.0)
+            if answers:
+                self._messages.append(EnvironmentsAnswered(answers=tuple(answers)))
+        rewards = self._scorer.poll(0.0)
         if rewards:
-            self._messages.append(Scored(rewards=tuple(rewards)))
+            self._messages.append(RewardsReady(tuple(rewards)))
         self._push_on()
         self._train_on()
         messages, self._messages = self._messages, []
@@ -165,6 +181,8 @@ class InlineBackend:
         self._publisher.close()
         self._trainer.close()
         self._scorer.close()
+        if self._environments is not None:
+            self._environments.close()
         if self._evaluator is not None:
             self._evaluator.close()
 
@@ -198,7 +216,7 @@ class InlineBackend:
         def decode(instance: RolloutInstance) -> None:
             for _ in range(self._pace.decode_steps):
                 instance.advance()
-            self._messages.append(InstanceUpdated(update=instance.take_report()))
+            self._messages.append(instance.take_report())
 
         self._guarded(name, decode)
 
@@ -227,7 +245,7 @@ class InlineBackend:
         self._push()  # where nothing was updated, nothing waited for it
         self._pushing, self._push_polls_left = (result.version, hold), self._pace.push_polls
         update_s = self._clock.now() - self._training_since
-        self._messages.append(StepTrained(result=result, update_s=update_s))
+        self._messages.append(step_trained(result, update_s=update_s))
         if self._pace.push_polls == 0:
             self._push()
 

@@ -33,13 +33,11 @@ from staleflow.runtime.assembly import (
     held_out_prompts,
     scoring_request,
 )
-from staleflow.runtime.backend import (
-    Evaluated,
-    Scored,
-)
+from staleflow.runtime.backend import RewardsReady
 from staleflow.servers.directory import WeightDirectory
 from staleflow.servers.parameter_server import ParameterServer
 from staleflow.servers.transport import Handle, wait_for_weights
+from staleflow.telemetry.events import Evaluated
 
 EVALUATION_NICENESS = 5
 """Where cores are short, evaluation gets about a third of the share of a part that training waits for."""
@@ -235,9 +233,9 @@ class RewardActor:
         """Have trajectories scored."""
         self._pool.submit([self._request(t) for t in trajectories])
 
-    def answers(self, wait_s: float) -> Scored:
+    def answers(self, wait_s: float) -> RewardsReady:
         """What has been scored; waits for the first."""
-        return Scored(rewards=tuple(self._pool.poll(wait_s)))
+        return RewardsReady(tuple(self._pool.poll(wait_s)))
 
     def close(self) -> None:
         """End the verifier processes."""

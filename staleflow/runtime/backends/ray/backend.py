@@ -1,4 +1,4 @@
-"""The Ray back end: every part an actor, orders are calls, messages are finished calls.
+"""The Ray backend: every part an actor, orders are calls, messages are finished calls.
 
 Flow: for each instance one call is always under way, first `start`, then `updates`, which returns when the
 instance has news (not more often than every coordination interval) or after a while as a sign of life. A call
@@ -27,13 +27,11 @@ from staleflow.coordination.events import InstanceJoined
 from staleflow.data.trajectory import TrainBatch, Trajectory
 from staleflow.runtime.assembly import instance_names
 from staleflow.runtime.backend import (
-    EvaluationFailed,
-    InstanceDown,
-    InstanceUpdated,
+    Environments,
+    EnvironmentsAnswered,
     Message,
     PartFailed,
-    Scored,
-    StepTrained,
+    RewardsReady,
 )
 from staleflow.runtime.backends.ray.actors import (
     EvaluatorActor,
@@ -49,6 +47,7 @@ from staleflow.runtime.clock import Clock
 from staleflow.runtime.start import StartPoint
 from staleflow.servers.directory import DIRECTORY_GROUPS
 from staleflow.servers.transport import Handle
+from staleflow.telemetry.events import EvaluationFailed, InstanceDown, StepTrained
 
 ANSWER_WAIT_S = 2.0
 """How long a part may stay silent before it gives a sign of life."""
@@ -75,8 +74,13 @@ class RayBackend:
         logs: Path,
         clock: Clock,
         placement: Placement | None = None,
+        environments: Environments | None = None,
     ) -> None:
-        """`placement` None: every part runs where Ray puts it."""
+        """`placement` None: every part runs where Ray puts it. `environments` are in this process; None:
+        every turn is the last.
+        """
+        self._clock = clock
+        self._environments = environments
         self._config = config
         self._placement = placement or Placement()
         self._start_point = start
@@ -126,6 +130,16 @@ class RayBackend:
         if actor is not None:
             actor.deliver.options(concurrency_group="deliver").remote(commands, payloads)
 
+    @property
+    def more_now(self) -> bool:
+        """Time passes by itself."""
+        return False
+
+    def respond(self, trajectories: Sequence[Trajectory]) -> None:
+        """Ask the environments."""
+        assert self._environments is not None
+        self._environments.submit(trajectories)
+
     def score(self, trajectories: Sequence[Trajectory]) -> None:
         """Hand trajectories to the rewards."""
         call = self._reward.submit.options(concurrency_group="submit").remote(trajectories)
@@ -135,7 +149,7 @@ class RayBackend:
         """Hand a batch to the trainer; the push is asked for when the step is done."""
 
         def trained(message: StepTrained) -> list[Message]:
-            pushed = self._trainer.pushed.options(concurrency_group="pushed").remote(message.result.version)
+            pushed = self._trainer.pushed.options(concurrency_group="pushed").remote(message.step + 1)
             self._calls.expect(pushed, "the push of the weights", lambda pushed: [pushed])
             return [message]
 
@@ -170,12 +184,17 @@ class RayBackend:
 
     # ------------------------------------------------------------------ messages
 
-    def poll(self, timeout_s: float) -> Sequence[Message]:
+    def poll(self, until: float) -> Sequence[Message]:
         """Wait for the first finished call, then take all that are finished."""
-        return self._calls.poll(timeout_s)
+        answers = self._environments.poll(0.0) if self._environments is not None else ()
+        timeout_s = 0.0 if answers else max(0.0, until - self._clock.now())
+        messages = self._calls.poll(timeout_s)
+        return [EnvironmentsAnswered(answers=tuple(answers)), *messages] if answers else messages
 
     def close(self) -> None:
         """End parts in good order where they answer, and kill them all."""
+        if self._environments is not None:
+            self._environments.close()
         last_words = [
             a.close.remote() for a in (self._reward, self._evaluator, self._server) if a is not None
         ]
@@ -231,7 +250,7 @@ class RayBackend:
             self._start_instance(self._to_start.popleft())
 
     def _await_answers(self, limit_s: float) -> None:
-        def scored(message: Scored) -> list[Message]:
+        def scored(message: RewardsReady) -> list[Message]:
             self._await_answers(SILENT_LIMIT_S)
             return [message] if message.rewards else []
 
@@ -274,7 +293,7 @@ class RayBackend:
     def _await_update(self, name: str) -> None:
         def updated(update: Any) -> list[Message]:
             self._await_update(name)
-            return [] if update is None else [InstanceUpdated(update=update)]
+            return [] if update is None else [update]
 
         reference = self._instances[name].updates.options(concurrency_group="updates").remote(ANSWER_WAIT_S)
         limit_s = self._config.rollout.lost_after_s + ANSWER_WAIT_S

@@ -23,11 +23,12 @@ from typing import Any
 from staleflow.config.schema import Config
 from staleflow.data.trajectory import TrainBatch
 from staleflow.runtime.assembly import build_trainer
-from staleflow.runtime.backend import CheckpointSaved, StepTrained, TrainerUp, WeightsPushed
+from staleflow.runtime.backend import TrainerUp, step_trained
 from staleflow.runtime.backends.ray.actors import log_to
 from staleflow.runtime.backends.ray.placement import Placement
 from staleflow.runtime.start import StartPoint
 from staleflow.servers.transport import Handle, Lease
+from staleflow.telemetry.events import CheckpointSaved, StepTrained, WeightsPushed
 
 
 class TrainerActor:
@@ -80,7 +81,7 @@ class TrainerActor:
         # The one before stays, for whoever asks late.
         self._pushes = {v: p for v, p in self._pushes.items() if v == result.version_start}
         self._pushes[result.version] = self._thread.submit(self._push, result.version, hold)
-        return StepTrained(result=result, update_s=update_s, waited_s=waited_s)
+        return step_trained(result, update_s=update_s, waited_s=waited_s)
 
     def pushed(self, version: int) -> WeightsPushed:
         """Wait until the weights that the last step made are pushed."""

@@ -1,10 +1,9 @@
-"""One simulated run from plain values, to compare policies on the same work."""
+"""Simulated runs from plain values, to compare policies on the same work: the run loop on a virtual clock."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,12 +14,120 @@ from staleflow.coordination.online_costs import OnlineCosts
 from staleflow.coordination.policies import PolicySettings, build_coordinator, effective_bound
 from staleflow.coordination.stragglers import StragglerRule
 from staleflow.protocol.buffer import StalenessBuffer
-from staleflow.protocol.records import LastBatch, Start
-from staleflow.simulation.cluster import SimulatedCluster
+from staleflow.protocol.records import LastBatch, Record, Start
+from staleflow.runtime.backend import Ledger
+from staleflow.runtime.backends.simulated import SimulatedBackend
+from staleflow.runtime.loop import LoopSettings, RunLoop
 from staleflow.simulation.result import SimulationResult
 from staleflow.simulation.settings import ClusterSettings
-from staleflow.simulation.watch import Watch
+from staleflow.simulation.store import SimulatedBatch
+from staleflow.simulation.trajectory import SimulatedTrajectory
 from staleflow.storage.ledger import LedgerWriter
+from staleflow.telemetry.events import EventStream, Handlers, Listener, StepTrained
+
+SimulatedLoop = RunLoop[SimulatedTrajectory, SimulatedBatch]
+
+
+class NoLedger:
+    """Keeps no record."""
+
+    def append(self, record: Record, seq: int, attempt: int) -> None:
+        """Forgotten."""
+
+    def flush(self, *, sync: bool = False) -> None:
+        """Nothing to flush."""
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+class StopAfter:
+    """Ends a run when so many steps are done; until then nothing tells it apart from a longer one.
+
+    The step that is in training then is done too, while instances run empty, unless the run ends `at_once`.
+    """
+
+    def __init__(self, steps: int, *, at_once: bool = False) -> None:
+        self._left = steps
+        self._at_once = at_once
+        self.loop: SimulatedLoop | None = None
+        """Set by `simulated_loop`."""
+
+    def handlers(self) -> Handlers:
+        """See `Listener`."""
+        return {StepTrained: self._trained}
+
+    def _trained(self, event: StepTrained) -> None:
+        self._left -= 1
+        if self._left == 0 and self.loop is not None:
+            if self._at_once:
+                self.loop.halt()
+            else:
+                self.loop.request_stop()
+
+
+def simulated_loop(
+    control: Control,
+    backend: SimulatedBackend,
+    *,
+    settings: ClusterSettings,
+    steps: int,
+    opening: Record,
+    ledger: Ledger | None = None,
+    listeners: Sequence[Listener] = (),
+) -> SimulatedLoop:
+    """The run loop on a simulated backend of `settings`. `opening` is the ledger's first record."""
+    loop = SimulatedLoop(
+        control=control,
+        store=backend.store,
+        backend=backend,
+        ledger=ledger or NoLedger(),
+        opening=opening,
+        stream=EventStream([backend, backend.stats, *listeners]),
+        clock=backend.clock,
+        settings=LoopSettings(
+            steps=steps,
+            interval_s=settings.interval_s,
+            idle_s=math.inf,
+            evaluate_every=0,
+            evaluation_backlog=1,
+            checkpoint_every=None,
+            start_timeout_s=math.inf,
+        ),
+    )
+    for listener in listeners:
+        if isinstance(listener, StopAfter):
+            listener.loop = loop
+    return loop
+
+
+def run_simulation(
+    control: Control,
+    settings: ClusterSettings,
+    *,
+    steps: int,
+    opening: Record,
+    ledger: Path | None = None,
+    listeners: Sequence[Listener] = (),
+    max_seconds: float | None = None,
+) -> SimulationResult:
+    """Simulate to the end, or to `max_seconds` of simulated time. `ledger`: a new file for the records.
+
+    Raises RunFailed when nothing can go on.
+    """
+    backend = SimulatedBackend(settings)
+    if max_seconds is not None:
+        backend.end_at(max_seconds)
+    loop = simulated_loop(
+        control,
+        backend,
+        settings=settings,
+        steps=steps,
+        opening=opening,
+        ledger=LedgerWriter(ledger) if ledger is not None else None,
+        listeners=listeners,
+    )
+    return backend.stats.result(loop.run(), backend.clock.time)
 
 
 def simulate(
@@ -38,15 +145,15 @@ def simulate(
     group_filter: GroupFilter | None = None,
     max_seconds: float | None = None,
     ledger: Path | None = None,
-    watch: Watch | None = None,
+    listeners: Sequence[Listener] = (),
 ) -> SimulationResult:
     """Run `steps` training steps of `batch_size` groups under the staleness bound, in simulated time.
 
     `coordinator` must be a fresh one. `costs`: what the coordinator thinks the instances cost (None: exactly
     what they do cost). `spare_groups`: redundant groups at once; redundant members are
     `ClusterSettings.surplus`. `expected_response`: tokens expected of a response before one has been seen
-    (None: a quarter of max_new_tokens, as in a run). `ledger`: a new file for the records. `watch` looks on.
-    Raises RunFailed when the cluster comes to a stand.
+    (None: a quarter of max_new_tokens, as in a run). `ledger`: a new file for the records.
+    Raises RunFailed when nothing can go on.
     """
     control = Control(
         buffer=StalenessBuffer(bound=bound, batch_size=batch_size, spare_limit=spare_groups),
@@ -66,10 +173,15 @@ def simulate(
         last_batch=last_batch,
         spare_limit=spare_groups,
     )
-    with LedgerWriter(ledger) if ledger is not None else nullcontext() as writer:
-        append = writer.append if writer is not None else None
-        run = SimulatedCluster(control=control, settings=cluster, opening=opening, append=append, watch=watch)
-        return run.run(max_seconds=max_seconds)
+    return run_simulation(
+        control,
+        cluster,
+        steps=steps,
+        opening=opening,
+        ledger=ledger,
+        listeners=listeners,
+        max_seconds=max_seconds,
+    )
 
 
 def simulate_policy(
@@ -82,7 +194,7 @@ def simulate_policy(
     tuning: PolicySettings | None = None,
     max_seconds: float | None = None,
     ledger: Path | None = None,
-    watch: Watch | None = None,
+    listeners: Sequence[Listener] = (),
 ) -> SimulationResult:
     """`simulate` with a policy by its name, at the bound that it keeps."""
     tuning = replace(tuning or PolicySettings(), recompute=cluster.on_pull == "recompute")
@@ -94,7 +206,7 @@ def simulate_policy(
         steps=steps,
         max_seconds=max_seconds,
         ledger=ledger,
-        watch=watch,
+        listeners=listeners,
     )
 
 
