@@ -22,8 +22,8 @@ import time
 from pathlib import Path
 
 from staleflow.coordination.cost_model import CostModel
-from staleflow.simulation.response_lengths import lognormal
 from staleflow.runtime.simulate import simulate_policy
+from staleflow.simulation.response_lengths import lognormal
 from staleflow.simulation.settings import ClusterSettings, TrainerCosts
 from staleflow.telemetry.events import Handlers, StepTrained
 

@@ -21,7 +21,8 @@ from rich.progress import Progress
 from rich.table import Table
 
 from staleflow.config import Config
-from staleflow.coordination.cost_fit import (
+from staleflow.coordination.cost_model import (
+    CostModel,
     FitError,
     StepPoint,
     errors_by_region,
@@ -29,7 +30,6 @@ from staleflow.coordination.cost_fit import (
     prefill_error,
     step_error,
 )
-from staleflow.coordination.cost_model import CostModel
 from staleflow.errors import UserError
 from staleflow.rollout.profiling import Measured, Profile, plan_loads, profile
 from staleflow.runtime.assembly import build_engine, build_tokenizer, initial_weights, max_model_len

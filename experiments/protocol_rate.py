@@ -32,8 +32,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from staleflow.coordination.actions import Append
-from staleflow.coordination.outbox import Outbox
+from staleflow.coordination.actions import Append, Outbox
 from staleflow.coordination.trajectory_table import Member
 from staleflow.protocol.buffer import StalenessBuffer
 from staleflow.protocol.records import (

@@ -17,8 +17,18 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from staleflow.coordination.actions import Action, DrawGroups, Score, Send, Train
-from staleflow.coordination.commands import Abort, Command, Interrupt, Pull, Route
+from staleflow.coordination.actions import (
+    Abort,
+    Action,
+    Command,
+    DrawGroups,
+    Interrupt,
+    Pull,
+    Route,
+    Score,
+    Send,
+    Train,
+)
 from staleflow.coordination.control import Control
 from staleflow.coordination.cost_model import CostModel
 from staleflow.coordination.events import (
@@ -26,12 +36,14 @@ from staleflow.coordination.events import (
     Event,
     GroupsDrawn,
     InstanceJoined,
+    InstanceReport,
     Pushed,
     Reported,
     Rewarded,
     TrainedStep,
+    TrajectoryReport,
 )
-from staleflow.coordination.reports import InstanceReport, TrajectoryReport
+from staleflow.protocol.lifecycle import TrajectoryState
 from staleflow.protocol.records import Trained
 from staleflow.runtime.gc_tuning import Heap
 
@@ -175,7 +187,7 @@ class SyntheticCluster:
         cycle_s = time.process_time() - began
         self._perform(actions)
         heap_s = self._settle_heap()
-        missing = (self._pending - len(self.control.population.pending)) // GROUP_SIZE
+        missing = (self._pending - self.control.view.count(TrajectoryState.PENDING)) // GROUP_SIZE
         if self._missing:
             others_s += self._give_groups(max(0, min(missing, self._missing)))
             others.append(Pushed(version=0))  # counts the GroupsDrawn

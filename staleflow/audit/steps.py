@@ -20,7 +20,7 @@ _GROUP_ID = re.compile(r"(e\d+-p.+)-a\d+")
 
 
 @dataclass(slots=True, kw_only=True)
-class Member:
+class ConsumedMember:
     """One consumed trajectory."""
 
     group: str
@@ -35,7 +35,7 @@ class Step:
 
     line: int
     groups: int = 0
-    members: dict[str, Member] = field(default_factory=dict)
+    members: dict[str, ConsumedMember] = field(default_factory=dict)
     uses: set[str] = field(default_factory=set)
     """Uses of prompts."""
     trained: bool = False
@@ -195,7 +195,9 @@ class Steps:
                 )
             self._step_of[trajectory] = number
         for member in consumed["trajectories"]:
-            step.members[member["id"]] = Member(group=group, version=consumed["version"], hash=member["hash"])
+            step.members[member["id"]] = ConsumedMember(
+                group=group, version=consumed["version"], hash=member["hash"]
+            )
 
     def _check_agreement(self, number: int, step: Step, trained: list[Fields]) -> None:
         times = Counter(member["id"] for member in trained)

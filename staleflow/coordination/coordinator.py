@@ -1,8 +1,8 @@
 """The coordinator: snapshot in, commands out. No I/O, and no clock but the snapshot's time stamp.
 
-Order of a step: synchronize, then route (a pull may have unlocked it), then migrate, and only when nothing
-was pulled, for a pull changes the picture that migration is decided on. What routing leaves over may call for
-further pulls; another step follows them at once.
+Order of a step: synchronize, then route (a pull may have unlocked it), then migrate. Migration runs only if
+nothing was pulled, because a pull changes the state that migration decides on. Trajectories that routing
+leaves waiting may require further pulls; another step follows those at once.
 """
 
 from __future__ import annotations
@@ -10,29 +10,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from staleflow.coordination.commands import Command
-from staleflow.coordination.identity_cache import Kept
+from staleflow.coordination.actions import Command
 from staleflow.coordination.migration import MigrationStrategy
 from staleflow.coordination.routing import RoutingStrategy
 from staleflow.coordination.snapshot import InstanceView, Snapshot
-from staleflow.coordination.speculative import InstanceState, SpeculativeState, speculate
+from staleflow.coordination.speculative import IdentityCache, InstanceState, SpeculativeState, speculate
 from staleflow.coordination.synchronization import SynchronizationStrategy
 
-Admission = Callable[[Snapshot], int | None]
-"""How many groups may be reserved in this cycle; None: as many as the protocol admits."""
+AdmissionRule = Callable[[Snapshot], int | None]
+"""Most groups to reserve in this cycle; None: as many as the protocol admits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What one step decided."""
+    """The result of one step."""
 
     commands: tuple[Command, ...]
     wake_at: float | None = None
-    """Time of the next step if nothing happens before; None: only an event can change the decision."""
+    """Time of the next step if no event comes first; None: only an event can change the decision."""
 
 
 class Coordinator:
-    """Three strategies over one speculative state, and a rule for how much may start."""
+    """Three strategies over one speculative state, and a rule that limits new groups."""
 
     def __init__(
         self,
@@ -40,16 +39,16 @@ class Coordinator:
         routing: RoutingStrategy,
         synchronization: SynchronizationStrategy,
         migration: MigrationStrategy,
-        admission: Admission | None = None,
+        admission: AdmissionRule | None = None,
     ) -> None:
         self._routing = routing
         self._synchronization = synchronization
         self._migration = migration
         self._admission = admission
-        self._states: Kept[InstanceView, InstanceState] = Kept()
+        self._states: IdentityCache[InstanceView, InstanceState] = IdentityCache()
 
     def step(self, snapshot: Snapshot) -> Decision:
-        """Decide on this snapshot. Nothing in it is changed."""
+        """Decide on this snapshot without changing it."""
         fresh_groups = self._admission(snapshot) if self._admission is not None else None
         states = dict(self._states.of(snapshot.instances, speculate))
         state = SpeculativeState(snapshot, states, fresh_groups)
@@ -62,9 +61,9 @@ class Coordinator:
         return Decision(commands=tuple(state.commands), wake_at=wake_at)
 
     def _hold_room(self, state: SpeculativeState) -> None:
-        """Count what migration has interrupted, and is not back yet, where it is to go on.
+        """Reserve room on the target of each migration whose trajectory is not back yet.
 
-        Not where nothing runs: an idle instance waits for nobody.
+        Except on an idle target: it takes whatever can run now.
         """
         for command in [c for source in state.instances.values() for c in source.leaving]:
             target = state.instances.get(command.target)

@@ -1,6 +1,8 @@
-"""What the outside tells `Control`. Each event is a fact that has already happened.
+"""What `Control` takes in: events, each a fact that has already happened, and reports of rollout instances.
 
-Those of which there is one for each trajectory are named tuples, which are quicker to make.
+Ids, lengths and versions only; token payload never passes through `Control`.
+
+Types created for every trajectory are named tuples: cheaper to create than frozen dataclasses.
 """
 
 from __future__ import annotations
@@ -8,13 +10,91 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from staleflow.coordination.reports import InstanceReport
 from staleflow.protocol.records import Trained
+
+# ---------------------------------------------------------------------- reports of an instance
+
+
+class Rejection(NamedTuple):
+    """A command that the instance refused; it changed nothing there."""
+
+    seq: int
+    trajectory_id: str | None
+    """None for a Pull."""
+    reason: str
+    stale_version: bool = False
+    """A Route refused because the loaded version is below min_version. Not a failure of the trajectory."""
+
+
+class TrajectoryReport(NamedTuple):
+    """A trajectory that left the engine, finished or interrupted."""
+
+    trajectory_id: str
+    length: int
+    """Prompt and response tokens."""
+    min_version: int | None
+    """V_traj; None when nothing was generated."""
+    finish_reason: str | None = None
+    """None for an interrupted trajectory."""
+
+
+class InstanceReport(NamedTuple):
+    """What changed on one instance since its last report, and its present load."""
+
+    instance: str
+    incarnation: int
+    revision: int
+    """Increases by one with every report of an incarnation."""
+    version: int
+    """Loaded weight version."""
+    acked_seq: int
+    """Every command up to this sequence number was applied or rejected."""
+    rejections: tuple[Rejection, ...] = ()
+    finished: tuple[TrajectoryReport, ...] = ()
+    interrupted: tuple[TrajectoryReport, ...] = ()
+    aborted: tuple[str, ...] = ()
+    lengths: tuple[tuple[str, int], ...] = ()
+    """(trajectory id, length) of resident trajectories that grew since last listed; sent now and then."""
+    running: int = 0
+    waiting: int = 0
+    """In the engine's own queue: accepted by the instance, not yet in the KV cache."""
+    kv_tokens: int = 0
+    kv_capacity: int = 0
+    """Tokens the KV cache can hold."""
+    preemptions: int = 0
+    """Since the incarnation started."""
+    generated_tokens: int = 0
+    """Since the incarnation started."""
+    busy_seconds: float = 0.0
+    """Time spent decoding since the incarnation started."""
+    pull_seconds: float = 0.0
+    """Decoding time lost to pulls since the incarnation started, rebuilding KV included."""
+    rebuilt_tokens: int = 0
+    """Tokens of running trajectories whose KV was rebuilt in pulls since the incarnation started."""
+    pulls: int = 0
+    """Pulls that loaded weights since the incarnation started."""
+    interrupt_seconds: float = 0.0
+    """Time spent removing trajectories for Interrupts since the incarnation started."""
+    abort_seconds: float = 0.0
+    """The same for Aborts."""
+    route_seconds: float = 0.0
+    """Time spent accepting trajectories since the incarnation started (their prefill is decoding time)."""
+    decode_steps: int = 0
+    """Steps that decoded anything since the incarnation started; they took `busy_seconds`."""
+    running_steps: int = 0
+    """Sum over those steps of the trajectories decoded."""
+    kv_token_steps: int = 0
+    """Sum over those steps of the tokens of these trajectories, before each step adds its own."""
+    prefilled_tokens: int = 0
+    """Tokens whose KV was built in those steps, for trajectories that joined. Pulls are not included."""
+
+
+# ---------------------------------------------------------------------- events
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceJoined:
-    """An instance is up with weights loaded; an earlier incarnation of it is gone."""
+    """An instance is up with weights loaded; any earlier incarnation of it is gone."""
 
     instance: str
     incarnation: int
@@ -32,7 +112,7 @@ class InstanceLost:
     instance: str
     incarnation: int
     lengths: tuple[tuple[str, int], ...] = ()
-    """Length of each of its trajectories as the trajectory server has it: the tokens that were reported."""
+    """(trajectory id, length) of its trajectories in the trajectory server: the tokens that were reported."""
     reason: str = ""
 
 
@@ -52,19 +132,19 @@ class DrawnGroup:
     prompt_length: int
     """Tokens."""
     redrawn: bool = False
-    """The prompt was in an expired spare group before; this one is not swapped out again."""
+    """The prompt was in a spare group that expired; this group is never swapped out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupsDrawn:
-    """The answer to DrawGroups. Fewer than asked for means nothing by itself; SourceExhausted does."""
+    """The answer to DrawGroups. Fewer groups than requested do not mean the end; SourceExhausted does."""
 
     groups: tuple[DrawnGroup, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceExhausted:
-    """The prompt source has no further prompt in the epochs it was given."""
+    """The prompt source has no prompts left in its epochs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +157,8 @@ class WaitingExternal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
-    """The environment added tokens: the trajectory goes on at this length."""
+class TurnGiven:
+    """The environment added tokens: the trajectory continues from this length."""
 
     trajectory_id: str
     length: int
@@ -87,7 +167,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """The environment of a waiting trajectory has nothing to add: it is being scored."""
+    """The environment of a waiting trajectory adds nothing: the trajectory is being scored."""
 
     trajectory_id: str
 
@@ -99,23 +179,23 @@ class Rewarded(NamedTuple):
     raw: float
     """The verifier's own score."""
     usable: bool
-    """False: masked out of loss, statistics and filter."""
+    """False: masked, so it counts in neither loss, statistics nor filter."""
     token_hash: str
-    """Of the response ids; the ledger's proof that what was sampled is what is trained."""
+    """Hash of the response ids; the ledger proves with it that the sampled tokens are the trained ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedStep:
-    """The trainer finished an update and says what it trained on."""
+    """The trainer finished an update and lists what it trained on."""
 
     record: Trained
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerFree:
-    """The trainer has the weights of `version` and takes the next batch, though their push is not over.
+    """The trainer has the weights of `version` and takes the next batch, although their push is under way.
 
-    Nobody has to say so: Pushed implies it.
+    Optional: Pushed implies it.
     """
 
     version: int
@@ -140,7 +220,7 @@ Event = (
     | GroupsDrawn
     | SourceExhausted
     | WaitingExternal
-    | Given
+    | TurnGiven
     | Ended
     | Rewarded
     | TrainedStep

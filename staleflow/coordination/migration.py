@@ -1,7 +1,7 @@
-"""Migration: which trajectory on an instance is interrupted, to go on elsewhere.
+"""Migration: which trajectories are interrupted on one instance to continue on another.
 
-A moved trajectory returns to the trajectory server and is routed from there as any other, so it goes where
-routing finds the largest gain at that moment. The instance that it was moved for keeps its room until then.
+A moved trajectory returns to the trajectory server and is routed like any other, so it goes where routing
+finds the largest gain at that moment. Its target instance keeps room for it until then.
 """
 
 from __future__ import annotations
@@ -11,30 +11,29 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Protocol
 
-from staleflow.coordination.identity_cache import Kept
 from staleflow.coordination.routing import KV_HEADROOM, has_room
 from staleflow.coordination.snapshot import Resident
-from staleflow.coordination.speculative import InstanceState, SpeculativeState
+from staleflow.coordination.speculative import IdentityCache, InstanceState, SpeculativeState
 
 _waiting = attrgetter("waiting")
 _leaving = attrgetter("leaving")
 
-MOST_LOOKED_AT = 256
-"""Running trajectories that one cycle weighs up; the rest have their turn in later ones."""
+MOST_CONSIDERED = 256
+"""Running trajectories that one cycle considers; the rest follow in later cycles."""
 MOST_FRUITLESS = 2
-"""Moves in a row, without a token gained, after which a waiting trajectory stays where it is."""
+"""Consecutive moves without a new token after which a waiting trajectory stays where it is."""
 
 
 class MigrationStrategy(Protocol):
     """Orders Interrupts through the speculative state."""
 
     def migrate(self, state: SpeculativeState) -> float | None:
-        """Order the Interrupts that pay now. Returns when to look again though nothing has happened."""
+        """Order the Interrupts that pay now. Returns when to decide again if no event comes first."""
         ...
 
 
 class NaiveMigration:
-    """A trajectory stays where it was started."""
+    """A trajectory stays where it started."""
 
     def migrate(self, state: SpeculativeState) -> float | None:
         """Order nothing."""
@@ -46,36 +45,36 @@ class MigrationSettings:
     """When trajectories move."""
 
     phi_wait: int = 3
-    """φ_wait: so many may wait inside an instance before some of them are taken out."""
+    """φ_wait: trajectories that may wait in an instance's own queue before some are moved."""
     psi_throughput: float = 5.0
-    """ψ: ratio of the fastest to the slowest instance's throughput above which running ones move."""
+    """ψ: ratio of the fastest to the slowest instance's throughput above which running trajectories move."""
     rest_s: float = 2.0
-    """Seconds after a Route in which a trajectory is left alone."""
+    """Seconds after a Route in which a trajectory does not move."""
     kv_headroom: float = KV_HEADROOM
     longest_response: int | None = None
-    """Tokens after which every response ends: what is near it has little left. None: no limit known."""
+    """Tokens after which every response ends, so one near the limit has little left. None: no known limit."""
 
 
 class CostAwareMigration:
-    """Waiting trajectories leave a long queue, running ones a slow instance, if the saving exceeds the cost.
+    """Waiting trajectories leave long queues, running ones slow instances, if the saving exceeds the cost.
 
-    - *Waiting*: where more than φ_wait wait inside an instance (or any, when another one is empty), as many
-      of them leave as other instances have room for, the last arrivals first. They hold no KV, so moving
-      them costs nothing that staying does not.
-    - *Running*: where T of the fastest instance exceeds ψ times that of a busy one, or an instance stands
-      idle, a trajectory moves if what both instances generate more, for as long as it is expected to run,
-      exceeds what the new prefill of its tokens keeps the other instance from generating.
+    - *Waiting*: if more than φ_wait trajectories wait in an instance's own queue (or any, if another instance
+      is empty), as many leave as other instances have room for, last arrivals first. They hold no KV, so
+      moving costs no more than staying.
+    - *Running*: if T of the fastest instance exceeds ψ times that of the slowest, or an instance is idle, a
+      trajectory moves if the extra tokens of both instances, over its expected remaining time, exceed the
+      tokens lost to the prefill on the target.
     - No ping-pong: a running trajectory rests for `rest_s` after each Route and moves only after it has
       gained a token there; a waiting one moves at most `MOST_FRUITLESS` times in a row without gaining any.
-      No wave starts before the last one has left.
+      No wave starts before the trajectories of the last one have left.
     """
 
     def __init__(self, settings: MigrationSettings | None = None) -> None:
         self._settings = settings or MigrationSettings()
-        self._throughputs: Kept[InstanceState, float] = Kept()
+        self._throughputs: IdentityCache[InstanceState, float] = IdentityCache()
 
     def migrate(self, state: SpeculativeState) -> float | None:
-        """Order the moves of waiting trajectories; when there are none, those of running ones."""
+        """Order moves of waiting trajectories; if there are none, moves of running ones."""
         under_way = any(map(_leaving, state.instances.values()))
         if len(state.instances) < 2 or under_way or self._relieve_queues(state):
             return None
@@ -88,7 +87,7 @@ class CostAwareMigration:
             return False
         phi = self._settings.phi_wait
         if any(s.resident == 0 for s in state.instances.values()):
-            phi = 0  # rather there than waiting here
+            phi = 0  # running there beats waiting here
         crowded = [s for s in state.instances.values() if s.waiting > phi]
         if not crowded:
             return False
@@ -104,15 +103,15 @@ class CostAwareMigration:
     def _take_from_queue(
         self, state: SpeculativeState, targets: _Targets, source: InstanceState, resident: Resident
     ) -> bool:
-        """Move one that waits inside an instance. False: there is no place for it."""
+        """Move one trajectory out of an instance's own queue. False: no instance has room for it."""
         if resident.leaving or resident.fruitless >= MOST_FRUITLESS:
             return True
-        source = state.instances[source.instance]  # as earlier moves have left it
+        source = state.instances[source.instance]  # after earlier moves
         target = targets.peek(source, resident)
         if target is None:
             return False
         targets.promise(target, resident)
-        reason = f"migration: {source.waiting} wait on {source.instance}, there is room on {target.instance}"
+        reason = f"migration: {source.waiting} wait on {source.instance}, {target.instance} has room"
         state.interrupt(resident.trajectory_id, 0, source.instance, reason, target=target.instance)
         return True
 
@@ -127,13 +126,13 @@ class CostAwareMigration:
         if fastest == 0 or fastest <= self._settings.psi_throughput * slowest:
             return None
         targets = _Targets(state, self._settings.kv_headroom)
-        looked_at = 0
+        considered = 0
         rested: list[float] = []
         for source in sorted(state.instances.values(), key=lambda s: (-s.running, s.instance)):
-            if source.running < 2 or not targets or looked_at == MOST_LOOKED_AT:
-                break  # alone is as fast as it gets
+            if source.running < 2 or not targets or considered == MOST_CONSIDERED:
+                break  # a single trajectory cannot run faster elsewhere
             for resident in self._running(state, source):
-                if not targets or looked_at == MOST_LOOKED_AT:
+                if not targets or considered == MOST_CONSIDERED:
                     break
                 rests_until = resident.routed_at + self._settings.rest_s
                 if resident.leaving or resident.length <= resident.routed_length:
@@ -141,18 +140,18 @@ class CostAwareMigration:
                 if rests_until > state.snapshot.now:
                     rested.append(rests_until)
                     continue
-                looked_at += 1
+                considered += 1
                 self._move_if_it_pays(state, targets, source, resident)
         return min(rested, default=None)
 
     def _running(self, state: SpeculativeState, source: InstanceState) -> tuple[Resident, ...]:
-        there = state.snapshot.resident(source.instance)
-        return there[: len(there) - source.waiting]
+        residents = state.snapshot.resident(source.instance)
+        return residents[: len(residents) - source.waiting]
 
     def _move_if_it_pays(
         self, state: SpeculativeState, targets: _Targets, source: InstanceState, resident: Resident
     ) -> None:
-        source = state.instances[source.instance]  # as earlier moves have left it
+        source = state.instances[source.instance]  # after earlier moves
         target = targets.peek(source, resident)
         if target is None:
             return
@@ -175,19 +174,19 @@ class CostAwareMigration:
         costs, length = state.snapshot.costs, resident.length
         gain = costs.gain(target.running, target.kv_tokens, length)
         loss = costs.gain(source.running - 1, source.kv_tokens - length, length)
-        # What has run long is expected to run as long again: lengths are long-tailed.
+        # Lengths are long-tailed: a trajectory that has run long is expected to run as long again.
         left = max(state.snapshot.expected_growth - resident.response, resident.response)
         if self._settings.longest_response is not None:
             left = min(left, self._settings.longest_response - resident.response)
         left = max(left, 1)
         seconds = left * costs.step_s(target.running + 1, target.kv_tokens + length)
-        stands_still = costs.throughput(target.running, target.kv_tokens)
-        own = 1 / costs.step_s(source.running, source.kv_tokens)
-        return (gain - loss) * seconds, (stands_still + own) * costs.prefill_s(length)
+        target_rate = costs.throughput(target.running, target.kv_tokens)
+        source_rate = 1 / costs.step_s(source.running, source.kv_tokens)
+        return (gain - loss) * seconds, (target_rate + source_rate) * costs.prefill_s(length)
 
 
 class _Targets:
-    """Instances that can take in more, least loaded first, with what this wave has promised them."""
+    """Instances that can take more, least loaded first, including what this wave has promised them."""
 
     def __init__(self, state: SpeculativeState, headroom: float) -> None:
         self._state = state
@@ -212,7 +211,7 @@ class _Targets:
         return None
 
     def promise(self, instance: InstanceState, resident: Resident) -> None:
-        """The trajectory is expected there."""
+        """Count the trajectory on the instance."""
         self._open.remove(instance)
         promised = instance.copy()
         promised.resident += 1

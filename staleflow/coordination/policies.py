@@ -1,4 +1,4 @@
-"""Whole policies: staleflow, and the baselines it is compared with, in the same system.
+"""Whole policies: staleflow and the baselines it is compared with, in the same system.
 
     ============  ====================================  ==================  ==================  ===========
     policy        groups that may start                 routing             synchronization     migration
@@ -11,9 +11,9 @@
     sync          the same, with η = 0                  static, by group    barrier             never
     ============  ====================================  ==================  ==================  ===========
 
-with v the newest version pushed. `strict` and `strict_queue` are what others call a limit of off-policy steps
-(AReaL's rule); `one_step` is one-step off-policy with a global barrier; `sync` generates a batch, trains on
-it, and so on. All go through the same protocol, so all keep the bound; none of the baselines is weakened.
+with v the newest version pushed. Others call `strict` and `strict_queue` a limit of off-policy steps (AReaL's
+rule); `one_step` is one-step off-policy with a global barrier; `sync` alternates between generating a batch
+and training on it. All go through the same protocol, so all keep the bound; no baseline is weakened.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from staleflow.coordination.coordinator import Admission, Coordinator
+from staleflow.coordination.coordinator import AdmissionRule, Coordinator
 from staleflow.coordination.migration import (
     CostAwareMigration,
     MigrationSettings,
@@ -49,7 +49,7 @@ POLICIES = ("staleflow", "strict_queue", "strict", "one_step", "sync")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicySettings:
-    """The tunable part of the policies. A strategy of None is the policy's own."""
+    """The tunable part of the policies. A strategy of None means the policy's default."""
 
     routing: str | None = None
     synchronization: str | None = None
@@ -64,12 +64,12 @@ class PolicySettings:
 
 
 def effective_bound(policy: str, bound: int) -> int:
-    """The bound that a policy keeps: `sync` is never stale, `one_step` by at most one version."""
+    """The bound that a policy keeps: 0 for `sync`, at most 1 for `one_step`."""
     return {"sync": 0, "one_step": min(bound, 1)}.get(policy, bound)
 
 
 def build_coordinator(policy: str, settings: PolicySettings) -> Coordinator:
-    """The coordinator of a policy. KeyError for names that the config does not allow."""
+    """The coordinator of a policy. KeyError for names that the config would refuse."""
     admission, routing, synchronization, migration = _PARTS[policy]
     return Coordinator(
         admission=admission,
@@ -80,7 +80,7 @@ def build_coordinator(policy: str, settings: PolicySettings) -> Coordinator:
 
 
 def what_fits(snapshot: Snapshot) -> int | None:
-    """No limit but the protocol's."""
+    """No limit beyond the protocol's."""
     return None
 
 
@@ -113,7 +113,7 @@ _MIGRATION: dict[str, Callable[[PolicySettings], MigrationStrategy]] = {
     "cost_aware": lambda s: CostAwareMigration(s.moves),
     "naive": lambda s: NaiveMigration(),
 }
-_PARTS: dict[str, tuple[Admission, str, str, str]] = {
+_PARTS: dict[str, tuple[AdmissionRule, str, str, str]] = {
     "staleflow": (what_fits, "waterfall", "selective", "cost_aware"),
     "strict_queue": (batches_ahead, "central_queue", "naive", "naive"),
     "strict": (batches_ahead, "static", "naive", "naive"),

@@ -1,24 +1,120 @@
-"""What the coordinator sees.
+"""What the coordinator sees: the queue of waiting trajectories, the instances, and the state of the run.
 
-A snapshot is read-only: the coordinator decides on a speculative copy (`speculative.py`) and `Control`
-applies what it decided. Its parts are shared with `Control` and not copied, so that a cycle costs what
-changed, not what is there.
+A snapshot is read-only: the coordinator decides on a speculative copy (`speculative.py`), and `Control`
+applies the decision. Parts of a snapshot are shared with `Control`, not copied, so a cycle costs what
+changed, not what exists.
+
+The queue has levels by V_group. Invariants: a trajectory is listed once, with its group, at the level of the
+group's reservation; groups without a reservation form the last level. Adding and removing cost O(1), moving a
+group to another level O(its waiting members).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from staleflow.coordination.commands import Command
+from staleflow.coordination.actions import Command
 from staleflow.coordination.cost_model import START_VALUES, CostModel
-from staleflow.coordination.pending import PendingTrajectories
 from staleflow.protocol.placement import DeadlineCounts
+
+# ---------------------------------------------------------------------- waiting trajectories
+
+
+@dataclass(slots=True, kw_only=True)
+class PendingTrajectory:
+    """A waiting trajectory, as routing sees it. Only its queue changes it."""
+
+    trajectory_id: str
+    group_id: str
+    group_version: int | None
+    """V_group of the reservation; None when the group has none yet."""
+    length: int
+    """Prompt and response tokens so far."""
+
+
+class PendingTrajectories:
+    """Levels by V_group, oldest first, unreserved last; within a level first come, first served, by group.
+
+    A trajectory that returns while members of its group wait queues with them.
+    """
+
+    def __init__(self) -> None:
+        self._items: dict[str, PendingTrajectory] = {}
+        self._groups: dict[str, dict[str, PendingTrajectory]] = {}
+        """Waiting members by group; no entry is empty."""
+        self._levels: dict[int | None, dict[str, dict[str, PendingTrajectory]]] = {}
+        """The same groups by level, in order of arrival there; no level is empty."""
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __contains__(self, trajectory_id: object) -> bool:
+        return trajectory_id in self._items
+
+    def __iter__(self) -> Iterator[PendingTrajectory]:
+        for level in self.levels():
+            yield from self.level(level)
+
+    def levels(self) -> list[int | None]:
+        """V_group values present, oldest first; None (no reservation) last."""
+        return sorted(self._levels, key=lambda level: (level is None, level or 0))
+
+    def level(self, version: int | None) -> Iterator[PendingTrajectory]:
+        """The trajectories of one level, in order."""
+        for members in self._levels.get(version, {}).values():
+            yield from members.values()
+
+    def level_size(self, version: int | None) -> int:
+        """Number of trajectories in one level. O(its groups)."""
+        return sum(map(len, self._levels.get(version, {}).values()))
+
+    def get(self, trajectory_id: str) -> PendingTrajectory:
+        """The waiting trajectory with this id; KeyError if it does not wait."""
+        return self._items[trajectory_id]
+
+    def add(self, item: PendingTrajectory) -> None:
+        """Append a trajectory to its group's waiting members; a new group goes to the end of its level."""
+        members = self._groups.get(item.group_id)
+        if members is None:
+            members = self._groups[item.group_id] = {}
+            self._levels.setdefault(item.group_version, {})[item.group_id] = members
+        members[item.trajectory_id] = item
+        self._items[item.trajectory_id] = item
+
+    def remove(self, trajectory_id: str) -> PendingTrajectory:
+        """Remove a trajectory; KeyError if it does not wait."""
+        item = self._items.pop(trajectory_id)
+        members = self._groups[item.group_id]
+        del members[trajectory_id]
+        if not members:
+            del self._groups[item.group_id]
+            self._leave_level(item.group_version, item.group_id)
+        return item
+
+    def move_group(self, group_id: str, version: int) -> None:
+        """The group's reservation is now at `version`: its waiting members move to the end of that level."""
+        members = self._groups.get(group_id)
+        if members is None:
+            return
+        self._leave_level(next(iter(members.values())).group_version, group_id)
+        self._levels.setdefault(version, {})[group_id] = members
+        for item in members.values():
+            item.group_version = version
+
+    def _leave_level(self, version: int | None, group_id: str) -> None:
+        level = self._levels[version]
+        del level[group_id]
+        if not level:
+            del self._levels[version]
+
+
+# ---------------------------------------------------------------------- instances and the whole
 
 
 class InstanceSnapshot(NamedTuple):
-    """One instance as it last reported itself. A named tuple: one is made for every report."""
+    """One instance as it last reported itself. A named tuple, because every report creates one."""
 
     instance: str
     incarnation: int
@@ -38,7 +134,7 @@ class InstanceSnapshot(NamedTuple):
 
 
 class InstanceView(NamedTuple):
-    """An instance and the commands to it that it has not acknowledged, oldest first."""
+    """An instance with its unacknowledged commands, oldest first."""
 
     snapshot: InstanceSnapshot
     outstanding: tuple[Command, ...]
@@ -46,7 +142,7 @@ class InstanceView(NamedTuple):
 
 
 class Resident(NamedTuple):
-    """A trajectory on an instance, as migration sees it. A named tuple, for it looks at many."""
+    """A trajectory on an instance, as migration sees it. A named tuple, because migration reads many."""
 
     trajectory_id: str
     group_id: str
@@ -59,14 +155,14 @@ class Resident(NamedTuple):
     routed_at: float
     """Time of the Route that brought it there."""
     routed_length: int
-    """Its length then: what it has gained since is its progress there."""
+    """Its length at that time; tokens gained since are its progress there."""
     fruitless: int
-    """Routes in a row, this one not counted, on which it gained nothing."""
+    """Consecutive earlier Routes on which it gained no token."""
     leaving: bool
-    """An Interrupt to it is on its way."""
+    """An Interrupt to it is not acknowledged yet."""
 
 
-def nobody(instance: str) -> tuple[Resident, ...]:
+def no_residents(instance: str) -> tuple[Resident, ...]:
     """An instance without trajectories."""
     return ()
 
@@ -81,20 +177,20 @@ class Snapshot:
     newest_version: int
     """Newest complete version in the parameter server."""
     counts: DeadlineCounts
-    """Firm entries by deadline; read, or copied, never changed."""
+    """Firm entries by deadline. Readers may copy it, never change it."""
     reservable: int
-    """Groups that may still be reserved before the run's last step."""
+    """Firm groups that may still be reserved before the run's last step."""
     pending: PendingTrajectories
     instances: Mapping[str, InstanceView]
     group_members: int
-    """Trajectories that a group starts with."""
+    """Trajectories per fresh group, redundant members included."""
     expected_growth: int
-    """Tokens a fresh trajectory is expected to generate."""
+    """Tokens that a fresh trajectory is expected to generate."""
     expected_held: int = 0
-    """Tokens, prompt included, that a running trajectory holds on average. 0: not known yet."""
+    """Average tokens, prompt included, of a running trajectory. 0: not known yet."""
     costs: CostModel = START_VALUES
-    """What decoding costs on an instance, as known now."""
+    """Present estimate of what decoding costs on an instance."""
     spares_free: int = 0
     """Spare groups that may still be reserved."""
-    resident: Callable[[str], tuple[Resident, ...]] = nobody
-    """The trajectories of an instance in the order of their Routes; those that wait inside it come last."""
+    resident: Callable[[str], tuple[Resident, ...]] = no_residents
+    """The trajectories of an instance in the order of their Routes; those in its own queue come last."""

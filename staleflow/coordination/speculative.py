@@ -1,44 +1,49 @@
 """The speculative state: the snapshot with every unacknowledged command applied, and those of this cycle.
 
-Invariant: no decision rests on a picture older than the last command, so no trajectory is ordered twice and
-no capacity is given away twice. `InstanceState.apply` is the one place that says what a command does to an
-instance.
+Invariant: no decision rests on a state older than the last command, so no trajectory is ordered twice and no
+capacity is given away twice. Only `InstanceState.apply` defines what a command does to an instance.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
+from itertools import compress
+from operator import is_not
+from typing import Generic, TypeVar
 
-from staleflow.coordination.commands import Abort, Admission, Command, Interrupt, Pull, Route
-from staleflow.coordination.pending import PendingTrajectory
-from staleflow.coordination.snapshot import InstanceView, Snapshot
+from staleflow.coordination.actions import Abort, Admission, Command, Interrupt, Pull, Route
+from staleflow.coordination.snapshot import InstanceView, PendingTrajectory, Snapshot
+
+Source = TypeVar("Source")
+Value = TypeVar("Value")
 
 
 @dataclass(slots=True, kw_only=True)
 class InstanceState:
-    """What an instance will be once it has applied all that was ordered."""
+    """An instance as it will be once it has applied all its commands."""
 
     instance: str
     incarnation: int
     version: int
     resident: int
-    """Trajectories there: running, waiting in the engine, and ordered."""
+    """Trajectories on it: running, waiting in the engine, and ordered."""
     waiting: int
     kv_tokens: int
-    """Tokens in the KV cache, and those that the ordered trajectories bring."""
+    """Tokens in the KV cache, those of ordered trajectories included."""
     kv_capacity: int
     max_running: int
     next_seq: int
     leaving: tuple[Interrupt, ...] = ()
-    """Interrupts that it has not acknowledged, in order."""
+    """Unacknowledged Interrupts, in order."""
 
     @property
     def running(self) -> int:
-        """Trajectories that decode, or will as soon as their Route is applied."""
+        """Trajectories that decode, or will once their Route is applied."""
         return self.resident - self.waiting if self.resident > self.waiting else 0
 
     def apply(self, command: Command) -> None:
-        """Become what the instance is after `command`."""
+        """Update to the state after `command`."""
         self.next_seq = command.seq + 1
         match command:
             case Route():
@@ -91,14 +96,14 @@ def speculate(view: InstanceView) -> InstanceState:
 
 
 class SpeculativeState:
-    """The working copy of one cycle. Strategies read it, and order through it."""
+    """The working copy of one cycle. Strategies read it and order commands through it."""
 
     def __init__(
         self, snapshot: Snapshot, instances: dict[str, InstanceState], fresh_groups: int | None = None
     ) -> None:
-        """`instances` is this cycle's own, its values are not: one is copied before it changes.
+        """The mapping `instances` belongs to this cycle, its values do not: each is copied before it changes.
 
-        `fresh_groups`: most groups to reserve now; None: no limit but the protocol's and the run's end.
+        `fresh_groups`: most groups to reserve now; None: limited only by the protocol and the run's end.
         """
         self.snapshot = snapshot
         self.instances = instances
@@ -117,11 +122,11 @@ class SpeculativeState:
         return any(isinstance(command, Pull) for command in self.commands)
 
     def group_version(self, item: PendingTrajectory) -> int | None:
-        """V_group as it will be after the commands so far."""
+        """V_group after the commands so far."""
         return self._group_versions.get(item.group_id, item.group_version)
 
     def admits(self, item: PendingTrajectory, version: int) -> bool:
-        """Whether the protocol lets the trajectory start or go on under weights of `version`."""
+        """Whether the protocol lets the trajectory start or continue under weights of `version`."""
         group_version = self.group_version(item)
         if group_version is None:
             return self.admits_fresh(version)
@@ -136,9 +141,9 @@ class SpeculativeState:
         return version >= group_version or self._counts.can_move(group_version, version)
 
     def admits_spare(self, version: int) -> bool:
-        """Whether a group without a reservation may start as a spare: only when all firm places are taken.
+        """Whether a group without a reservation may start as a spare: only if all firm places are taken.
 
-        Where one is left for the newest version, an instance with an older one had better pull.
+        While a firm place is left for the newest version, an instance with an older one should pull instead.
         """
         counts = self._counts
         in_time = version + counts.bound >= counts.next_buffer and version >= 0
@@ -153,7 +158,7 @@ class SpeculativeState:
     ) -> Admission | None:
         """Order a Route; `admits` (or `admits_spare`) must hold for the instance's version.
 
-        Returns what the Route needs of the buffer, whose counts here change with it.
+        Returns what the Route requires of the buffer; the counts here include it from now on.
         """
         state = self.instances[instance]
         group_version = self._group_versions.get(item.group_id, item.group_version)
@@ -193,7 +198,7 @@ class SpeculativeState:
         )
 
     def hold(self, instance: str, length: int) -> None:
-        """Count a trajectory that is on its way to the instance, though no Route can be ordered yet."""
+        """Reserve room for a trajectory that will go to the instance but cannot be routed yet."""
         state = self._own(instance)
         state.resident += 1
         state.kv_tokens += length
@@ -201,7 +206,7 @@ class SpeculativeState:
     def interrupt(
         self, trajectory_id: str, length: int, instance: str, reason: str, *, target: str = ""
     ) -> None:
-        """Order an Interrupt of a trajectory that is on the instance; `target` is to keep room for it."""
+        """Order an Interrupt of a trajectory on the instance; `target` keeps room for it."""
         state = self.instances[instance]
         self._order(
             Interrupt(
@@ -236,8 +241,41 @@ class SpeculativeState:
         self.commands.append(command)
 
     def _own(self, name: str) -> InstanceState:
-        """The instance's state, as a copy of this cycle's own."""
+        """The instance's state, copied if this cycle has not changed it yet."""
         if name not in self._copied:
             self._copied.add(name)
             self.instances[name] = self.instances[name].copy()
         return self.instances[name]
+
+
+class IdentityCache(Generic[Source, Value]):
+    """One value per instance, by name, recomputed only when its source is another object.
+
+    Sound where a changed instance is a new object: views, and speculative states, which only the cycle that
+    copied them changes. Detecting changes takes one comparison per object, so a cycle costs what changed.
+    Values are in the order of the sources.
+    """
+
+    def __init__(self) -> None:
+        self._basis: Hashable = None
+        self._sources: dict[str, Source] = {}
+        self._values: dict[str, Value] = {}
+
+    def of(
+        self, sources: Mapping[str, Source], compute: Callable[[Source], Value], basis: Hashable = None
+    ) -> dict[str, Value]:
+        """The values of all instances; read-only, and valid until the next call.
+
+        `basis`: everything that `compute` depends on beside the source.
+        """
+        known, values = self._sources, self._values
+        changed = list(compress(sources, map(is_not, sources.values(), known.values())))
+        if basis != self._basis or len(sources) != len(known) or (changed and [*sources] != [*known]):
+            self._basis = basis
+            known.clear()
+            values.clear()
+            changed = list(sources)
+        for name in changed:
+            known[name] = source = sources[name]
+            values[name] = compute(source)
+        return values

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from operator import attrgetter
 from typing import Protocol
 
-from staleflow.coordination.commands import Route
+from staleflow.coordination.actions import Route
 from staleflow.coordination.cost_model import CostModel
-from staleflow.coordination.identity_cache import Kept
 from staleflow.coordination.routing import KV_HEADROOM, has_room
-from staleflow.coordination.speculative import InstanceState, SpeculativeState
+from staleflow.coordination.speculative import IdentityCache, InstanceState, SpeculativeState
 
 _version = attrgetter("version")
 
@@ -23,12 +22,12 @@ class SynchronizationStrategy(Protocol):
         ...
 
     def after_routing(self, state: SpeculativeState) -> bool:
-        """Order the Pulls that routing has turned out to lack. True: there are some, so route again soon."""
+        """Order Pulls that routing turned out to need. True: some were ordered, so route again soon."""
         ...
 
 
 class NaiveSynchronization:
-    """Every instance pulls as soon as there is something newer than what it has."""
+    """Every instance pulls as soon as a newer version exists."""
 
     def synchronize(self, state: SpeculativeState) -> None:
         """Order a Pull for each instance behind the newest version."""
@@ -38,40 +37,42 @@ class NaiveSynchronization:
                 state.pull(instance, f"version {newest} is out")
 
     def after_routing(self, state: SpeculativeState) -> bool:
-        """There are none."""
+        """Order nothing."""
         return False
 
 
 class BarrierSynchronization:
-    """All instances pull together, between two batches: when nothing is reserved and nothing runs.
+    """All instances pull together between two batches: when nothing is reserved and nothing runs.
 
-    An instance that missed that, because its pull was refused, pulls again as long as something waits that
-    needs it: the batch was reserved at the version that it should have, or some of the batch has no
-    reservation yet, and no instance has a version that it could start under.
+    An instance whose pull was refused misses the barrier. It pulls again while waiting trajectories need it:
+    their batch is reserved at the version that it should have, or part of the batch has no reservation yet
+    and no instance has a version under which it could start.
     """
 
     def synchronize(self, state: SpeculativeState) -> None:
-        """Order a Pull for each instance behind the newest version, if this is such a moment."""
+        """Order a Pull for each instance behind the newest version, if nothing is reserved or running."""
         snapshot = state.snapshot
         if snapshot.counts.total or any(s.resident for s in state.instances.values()):
             self._catch_up(state)
             return
         for name in list(state.instances):
             if state.instances[name].version < snapshot.newest_version:
-                state.pull(name, f"barrier: all go to version {snapshot.newest_version}")
+                state.pull(name, f"barrier: all instances go to version {snapshot.newest_version}")
 
     def after_routing(self, state: SpeculativeState) -> bool:
-        """There are none: between barriers instances wait on purpose."""
+        """Order nothing: between barriers instances wait on purpose."""
         return False
 
     def _catch_up(self, state: SpeculativeState) -> None:
         needed = self._needed(state)
         for instance in list(state.instances.values()):
             if needed is not None and instance.resident == 0 and instance.version < needed:
-                state.pull(instance.instance, f"it missed the barrier: what waits needs version {needed}")
+                state.pull(
+                    instance.instance, f"missed the barrier: waiting trajectories need version {needed}"
+                )
 
     def _needed(self, state: SpeculativeState) -> int | None:
-        """The version that what waits needs first; None: nothing does."""
+        """The version that the first waiting trajectories need; None: they need none."""
         for level in state.snapshot.pending.levels():
             if level is not None:
                 return level
@@ -83,28 +84,28 @@ class BarrierSynchronization:
 
 
 class SelectiveSynchronization:
-    """An instance pulls where that unlocks routing and pays, each on its own time.
+    """Each instance pulls on its own time, if the pull unlocks routing and pays.
 
-    Unlocked is what waits, may run under the newest version, and finds no room on instances that may take it
-    as they are. A pull costs what the instance does not generate meanwhile: T * (pull + prefill of its KV).
-    It gains ΔT of the trajectories unlocked, for as long as they are expected to run. An instance with
-    nothing running loses nothing, and pulls as soon as any are.
+    Unlocked are waiting trajectories that may run under the newest version and find no room on instances that
+    may already take them. A pull costs the tokens not generated meanwhile: T * (pull + prefill of its KV). It
+    gains ΔT of the unlocked trajectories for as long as they are expected to run. An instance with nothing
+    running loses nothing, so it pulls as soon as any trajectory is unlocked.
 
-    Room is counted in trajectories of typical length, and a long one may not find it. So an instance that
-    routing has left idle pulls too, as long as anything is left that it might run then.
+    Room is counted in trajectories of typical length, so a long one may not fit. Therefore an instance that
+    routing leaves idle also pulls, while trajectories are left that it could run afterwards.
     """
 
     def __init__(self, *, recompute: bool = True, mu: float = 0.3, kv_headroom: float = KV_HEADROOM) -> None:
-        """`recompute`: a pull rebuilds the KV of what is running. `mu`, `kv_headroom`: those of routing."""
+        """`recompute`: a pull rebuilds the KV of what runs; `mu`, `kv_headroom`: as for routing."""
         self._recompute = recompute
         self._mu = mu
         self._kv_headroom = kv_headroom
-        self._rooms: Kept[InstanceState, int] = Kept()
-        self._costs: Kept[InstanceState, float] = Kept()
+        self._rooms: IdentityCache[InstanceState, int] = IdentityCache()
+        self._costs: IdentityCache[InstanceState, float] = IdentityCache()
         self._filled: tuple[tuple[CostModel, int, int], int] | None = None
 
     def synchronize(self, state: SpeculativeState) -> None:
-        """Order the Pulls that pay, the cheapest first, until nothing is left to unlock."""
+        """Order the Pulls that pay, cheapest first, until nothing is left to unlock."""
         snapshot = state.snapshot
         newest = snapshot.newest_version
         if not snapshot.pending or not _any_behind(state):
@@ -139,7 +140,7 @@ class SelectiveSynchronization:
         work: _Work,
         unlocked: int,
     ) -> None:
-        """Let those pull that have trajectories running and little to route under their present version."""
+        """Order Pulls of busy instances for which little can be routed under their present version."""
         model = state.snapshot.costs
         costs = self._costs.of({s.instance: s for s in busy}, lambda s: self._cost(s, model), model)
         for instance in sorted(busy, key=lambda s: (costs[s.instance], s.version, s.instance)):
@@ -164,11 +165,11 @@ class SelectiveSynchronization:
             return False
         left = _left_over(state, newest, len(idle))
         for instance in idle[:left]:
-            state.pull(instance.instance, f"idle, and there is no room elsewhere for {left} that wait")
+            state.pull(instance.instance, f"idle, and {left} waiting trajectories have no room elsewhere")
         return left > 0
 
     def _typical(self, state: SpeculativeState) -> tuple[int, int]:
-        """(tokens held, how many trajectories of so many tokens routing would put on an instance)."""
+        """(typical tokens held, number of such trajectories that routing would put on an instance)."""
         costs, held = state.snapshot.costs, max(1, state.snapshot.expected_held)
         most = max((s.max_running for s in state.instances.values()), default=1)
         if self._filled is None or self._filled[0] != (costs, held, most):
@@ -176,7 +177,7 @@ class SelectiveSynchronization:
         return held, self._filled[1]
 
     def _fill(self, costs: CostModel, held: int, high: int) -> int:
-        """How many of `held` tokens pay, μ considered; at most `high`."""
+        """Number of trajectories of `held` tokens that an instance takes under μ; at most `high`."""
         least, low = self._mu * costs.ideal_gain(held), 1
         while low < high:
             middle = (low + high + 1) // 2
@@ -196,12 +197,12 @@ class SelectiveSynchronization:
         return max(room, 1 if instance.resident == 0 else 0)
 
     def _cost(self, instance: InstanceState, costs: CostModel) -> float:
-        """Tokens that the instance would have generated while it pulls."""
+        """Tokens that the instance would have generated during the pull."""
         seconds = costs.pull + (costs.prefill_s(instance.kv_tokens) if self._recompute else 0.0)
         return costs.throughput(instance.running, instance.kv_tokens) * seconds
 
     def _gain(self, state: SpeculativeState, instance: InstanceState, more: int) -> float:
-        """Tokens that `more` trajectories add until they are expected to be done."""
+        """Tokens that `more` trajectories add until their expected end."""
         costs, held = state.snapshot.costs, state.snapshot.expected_held
         running, kv = instance.running, instance.kv_tokens
         after = costs.throughput(running + more, kv + more * held)
@@ -210,12 +211,12 @@ class SelectiveSynchronization:
 
 
 def _any_behind(state: SpeculativeState) -> bool:
-    """Whether there are weights for any instance to pull."""
+    """Whether any instance is behind the newest version."""
     return min(map(_version, state.instances.values()), default=0) < state.snapshot.newest_version
 
 
 class _Work:
-    """How many waiting trajectories may run under each version."""
+    """Waiting trajectories that may run under each version."""
 
     def __init__(self, state: SpeculativeState) -> None:
         self._state = state
@@ -225,7 +226,7 @@ class _Work:
         self._known: dict[int, int] = {}
 
     def at(self, version: int) -> int:
-        """Trajectories admissible under `version`."""
+        """Number of trajectories admissible under `version`."""
         known = self._known.get(version)
         if known is None:
             known = self._known[version] = sum(
@@ -236,20 +237,20 @@ class _Work:
         return known
 
     def left(self, version: int) -> int:
-        """The same, less what other instances were counted on for."""
+        """The same, minus what other instances are expected to take."""
         return max(0, self.at(version) - self._taken)
 
     def take(self, version: int, count: int) -> None:
-        """An instance will take so many of them."""
+        """Note that an instance is expected to take `count` of them."""
         self._taken += min(count, self.left(version))
 
     def _fresh(self, version: int, size: int) -> int:
-        """Members of the groups that may be reserved at `version`, of `size` that wait."""
+        """Of `size` waiting members, those of groups that may be reserved at `version`."""
         return min(size, self._state.room(version) * self._state.snapshot.group_members)
 
 
 def _left_over(state: SpeculativeState, version: int, most: int) -> int:
-    """Trajectories not routed in this cycle that may run under `version`; counts no further than `most`."""
+    """Trajectories not routed in this cycle that may run under `version`, counted up to `most`."""
     routed = {c.trajectory_id for c in state.commands if isinstance(c, Route)}
     count = 0
     for level in state.snapshot.pending.levels():
@@ -257,7 +258,7 @@ def _left_over(state: SpeculativeState, version: int, most: int) -> int:
             if item.trajectory_id in routed:
                 continue
             if not state.admits(item, version):
-                break  # those behind it need the same
+                break  # the rest of the level needs the same
             count += 1
             if count == most:
                 return count

@@ -1,8 +1,8 @@
-"""Every group and trajectory that is alive, and the transitions between their states.
+"""Every living group and trajectory, and the transitions between their states.
 
-Invariants: a trajectory changes state only along `protocol.lifecycle.TRANSITIONS`; it is in `pending`
-exactly while it is PENDING, and has an instance exactly while it is RUNNING; consumed and released ones
-are forgotten.
+Invariants: a trajectory changes state only along `protocol.lifecycle.TRANSITIONS`; it is in `pending` exactly
+while it is PENDING and has an instance exactly while it is RUNNING; consumed and released trajectories are
+removed.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from staleflow.coordination.events import DrawnGroup
-from staleflow.coordination.pending import PendingTrajectories, PendingTrajectory
+from staleflow.coordination.snapshot import PendingTrajectories, PendingTrajectory
 from staleflow.errors import ProtocolError
 from staleflow.protocol.lifecycle import TRANSITIONS, TrajectoryState, check_transition
 
 
 class Member:
-    """One trajectory. Read it anywhere, change it only through `TrajectoryTable`."""
+    """One trajectory. Any code may read it; its state changes only through `TrajectoryTable`."""
 
     __slots__ = (
         "failure",
@@ -53,7 +53,7 @@ class Member:
         self.failure = ""
         self.retries = 0
         self.resampled = 0
-        """How often an earlier trajectory in its place was aborted as a straggler."""
+        """Earlier trajectories in its place that were aborted as stragglers."""
         self.raw = 0.0
         self.usable = True
         self.token_hash = ""
@@ -70,9 +70,9 @@ class Group:
         self.redrawn = redrawn
         self.version: int | None = None
         self.rewarded: list[str] = []
-        """Members by the time of their reward."""
+        """Rewarded members, in the order of their rewards."""
         self.usable = 0
-        """How many of those are usable."""
+        """Usable members among those."""
         self.occupied = False
 
 
@@ -90,7 +90,7 @@ class TrajectoryTable:
         return trajectory_id in self._members
 
     def count(self, state: TrajectoryState) -> int:
-        """How many living trajectories are in a state."""
+        """Number of living trajectories in a state."""
         return self._in_state[state]
 
     @property
@@ -107,19 +107,19 @@ class TrajectoryTable:
         return iter(self._members.values())
 
     def group(self, group_id: str) -> Group:
-        """A living group; KeyError when there is none."""
+        """The living group with this id; KeyError if there is none."""
         return self._groups[group_id]
 
     def member(self, trajectory_id: str) -> Member:
-        """A living trajectory; KeyError when there is none."""
+        """The living trajectory with this id; KeyError if there is none."""
         return self._members[trajectory_id]
 
     def find(self, trajectory_id: str) -> Member | None:
-        """A living trajectory, or None when it was released or consumed meanwhile."""
+        """The living trajectory with this id; None if it was released or consumed."""
         return self._members.get(trajectory_id)
 
     def add(self, drawn: DrawnGroup) -> None:
-        """Take a fresh group in; all its members are pending."""
+        """Add a fresh group; all its members are pending."""
         if drawn.group_id in self._groups:
             raise ProtocolError(f"group {drawn.group_id} was drawn twice")
         group = Group(drawn.group_id, drawn.members, drawn.redrawn)
@@ -145,24 +145,24 @@ class TrajectoryTable:
         member.route_seq = seq
 
     def grow(self, instance: str, lengths: Iterable[tuple[str, int]]) -> list[str]:
-        """Note the lengths of trajectories on an instance; returns those that are there still."""
-        members, there = self._members, []
+        """Update the lengths of trajectories on an instance; returns the ids still there."""
+        members, present = self._members, []
         for trajectory_id, length in lengths:
             member = members.get(trajectory_id)
             if member is not None and member.instance == instance:
                 member.length = length
-                there.append(trajectory_id)
-        return there
+                present.append(trajectory_id)
+        return present
 
     def to_pending(self, member: Member, length: int) -> None:
-        """Back to the trajectory server, with the tokens it has."""
+        """To PENDING: back in the trajectory server with its tokens."""
         self._move(member, TrajectoryState.PENDING)
         member.length = length
         self._left_instance(member)
         self._list_pending(member)
 
     def to_generated(self, member: Member, length: int) -> None:
-        """Complete; also a pending trajectory that is given up."""
+        """To GENERATED: complete, cut, or given up (also while pending)."""
         was_pending = member.state is TrajectoryState.PENDING
         self._move(member, TrajectoryState.GENERATED)
         if was_pending:
@@ -171,16 +171,16 @@ class TrajectoryTable:
         self._left_instance(member)
 
     def to_waiting_external(self, member: Member) -> None:
-        """The environment answers later."""
+        """GENERATED to WAITING_EXTERNAL: its environment answers later."""
         self._move(member, TrajectoryState.WAITING_EXTERNAL)
 
     def to_rewarded(self, member: Member, raw: float, usable: bool, token_hash: str) -> None:
-        """Scored."""
+        """GENERATED to REWARDED."""
         self._move(member, TrajectoryState.REWARDED)
         member.raw, member.usable, member.token_hash = raw, usable, token_hash
 
     def forget(self, group_id: str, state: TrajectoryState) -> list[Member]:
-        """Consume or release what is left of a group. Returns the members as they were before."""
+        """Consume or release a group. Returns the members it still had."""
         group = self._groups.pop(group_id)
         self._unreserved.pop(group_id, None)
         left = [self._members[m] for m in group.members if m in self._members]
@@ -197,7 +197,7 @@ class TrajectoryTable:
         del self._members[member.trajectory_id]
 
     def resample(self, member: Member, trajectory_id: str) -> Member:
-        """Release a trajectory, and take its place in the group with another that starts anew."""
+        """Release a trajectory and replace it in its group by a fresh one."""
         if trajectory_id in self._members:
             raise ProtocolError(f"trajectory {trajectory_id} was created twice")
         group = self._groups[member.group_id]

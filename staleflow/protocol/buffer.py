@@ -4,11 +4,11 @@ Rule: a group whose oldest weight version is V is trained on in a buffer V_buf w
 
     V + bound >= V_buf,
 
-*and a firm entry never has to be dropped for that*: it is admitted only if it can be placed (the condition
-of `placement`), and no transition is legal that leaves a firm entry without a place.
+*and a firm entry never has to be dropped to keep that bound*: it is admitted only if it can be placed (the
+condition of `placement`), and a transition that would leave a firm entry without a place is illegal.
 
 Entries are *firm* (counted) or *spare* (redundant, at most `spare_limit`, not counted, dropped when their
-deadline d = V + bound is past); either kind is *reserved* until all its kept members are rewarded, then
+deadline d = V + bound is past). Both kinds are *reserved* until all their kept members are rewarded, then
 *occupied*. c is `next_buffer`. Versions are 0..c: while step s is trained on, the newest is s and c = s + 1.
 
     ===========  ==================================================  =======================================
@@ -26,7 +26,7 @@ deadline d = V + bound is past); either kind is *reserved* until all its kept me
     consume      batch_size occupied firm entries; what remains      those of earliest deadline, then of
                  placeable from c + 1                                earliest reservation leave; c + 1;
                                                                      spares with d < c expire
-    final        the caller knows that no more prompts will come;    as consume, of min(batch_size, n)
+    final        the caller knows that no prompts are left;          as consume, of min(batch_size, n)
     consume      every entry occupied, at least one firm             entries
     ===========  ==================================================  =======================================
 
@@ -45,8 +45,8 @@ occupied.
 - n < batch_size: one more entry of V = c has d = c + bound, and it is the last in deadline order, so all
   stay placeable because n + 1 <= batch_size <= (bound + 1) * batch_size. So reserve is legal.
 
-Hence training goes on as long as each reserved entry is in the end occupied or released and rollout
-instances can reach the newest version. Spares are not counted, so they never stand in the way.
+Hence training continues as long as each reserved entry is eventually occupied or released and rollout
+instances can reach the newest version. Spares are not counted, so they never block.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from staleflow.protocol.placement import DeadlineCounts
 
 
 class StalenessBuffer:
-    """The state machine of the module's docstring. Not thread-safe; it has a single writer."""
+    """The state machine of the module's docstring. Not thread-safe: it has a single writer."""
 
     __slots__ = ("_counts", "_entries", "_occupied", "_order", "_ready", "_spares", "spare_limit")
 
@@ -74,8 +74,8 @@ class StalenessBuffer:
         self._occupied = 0
         """Occupied entries, firm and spare."""
         self._ready: list[list[tuple[int, Live]]] = [[] for _ in range(bound + 1)]
-        """Occupied firm entries by offset of their deadline, each a heap by order. They leave by consume
-        alone, so no heap ever holds a dead entry."""
+        """Occupied firm entries by offset of their deadline, each a heap by order. They leave only by
+        consume, so a heap never holds a removed entry."""
         self._spares: list[dict[str, Live]] = [{} for _ in range(bound + 1)]
         """Spare entries by offset of their deadline."""
 
@@ -97,7 +97,7 @@ class StalenessBuffer:
     # Reserved entries ---------------------------------------------------------------------------------
 
     def can_reserve(self, version: int, spare: bool = False) -> bool:
-        """May a new group start at this version?"""
+        """Whether a new group may start at this version."""
         if spare:
             return self.spare_count < self.spare_limit and self._in_time(version)
         return self._counts.can_add(version)
@@ -105,7 +105,7 @@ class StalenessBuffer:
     def reserve(self, group: str, version: int, spare: bool = False) -> None:
         """A new group starts at this version."""
         if group in self._entries:
-            raise ProtocolError(f"group {group} is reserved already")
+            raise ProtocolError(f"group {group} is already reserved")
         if spare:
             if not self.can_reserve(version, spare=True):
                 raise ProtocolError(
@@ -121,7 +121,7 @@ class StalenessBuffer:
         self._order += 1
 
     def can_lower(self, group: str, version: int) -> bool:
-        """May a member of the group start on this version, which is not above the group's?"""
+        """Whether a member of the group may start on this version, which is at most the group's."""
         live = self._entries.get(group)
         if live is None or live.occupied or version > live.version:
             return False
@@ -130,9 +130,9 @@ class StalenessBuffer:
         return self._counts.can_move(live.version, version)
 
     def lower(self, group: str, version: int) -> None:
-        """A member of the group starts on this version; nothing changes if it is the group's own."""
+        """A member of the group starts on this version; no effect if it equals the group's."""
         if not self.can_lower(group, version):
-            raise ProtocolError(f"group {group} cannot be lowered to version {version}: {self._tell(group)}")
+            raise ProtocolError(f"group {group} cannot be lowered to version {version}: {self._show(group)}")
         live = self._entries[group]
         if live.spare:
             del self._spares_of(live.version)[group]
@@ -145,17 +145,17 @@ class StalenessBuffer:
         """All kept members of the group are rewarded."""
         live = self._entries.get(group)
         if live is None or live.occupied:
-            raise ProtocolError(f"group {group} cannot be occupied: {self._tell(group)}")
+            raise ProtocolError(f"group {group} cannot be occupied: {self._show(group)}")
         live.occupied = True
         self._occupied += 1
         if not live.spare:
             self._make_ready(live)
 
     def release(self, group: str) -> None:
-        """The group leaves untrained. An occupied firm entry never does."""
+        """The group leaves untrained. Illegal for an occupied firm entry."""
         live = self._entries.get(group)
         if live is None or (live.occupied and not live.spare):
-            raise ProtocolError(f"group {group} cannot be released: {self._tell(group)}")
+            raise ProtocolError(f"group {group} cannot be released: {self._show(group)}")
         if live.spare:
             del self._spares_of(live.version)[group]
             self._occupied -= live.occupied
@@ -166,11 +166,11 @@ class StalenessBuffer:
     # Consume ------------------------------------------------------------------------------------------
 
     def can_consume(self, final: bool = False) -> bool:
-        """May the batch of `next_buffer` be taken? `final`: the caller knows that no more prompts come."""
+        """Whether the batch of `next_buffer` may be taken. `final`: the caller has no prompt left."""
         return self._batch(final) is not None
 
     def consume(self, final: bool = False) -> Consumed:
-        """Take the batch of `next_buffer` and go on to the next buffer."""
+        """Take the batch of `next_buffer` and advance to the next buffer."""
         taken = self._batch(final)
         if taken is None:
             raise ProtocolError(
@@ -197,20 +197,20 @@ class StalenessBuffer:
     # Spares -------------------------------------------------------------------------------------------
 
     def can_promote(self, group: str) -> bool:
-        """May the spare entry become firm?"""
+        """Whether the spare entry may become firm."""
         live = self._entries.get(group)
         return live is not None and live.spare and self._counts.can_add(live.version)
 
     def promote(self, group: str) -> None:
         """The spare entry becomes firm."""
         if not self.can_promote(group):
-            raise ProtocolError(f"group {group} cannot be promoted: {self._tell(group)}")
+            raise ProtocolError(f"group {group} cannot be promoted: {self._show(group)}")
         live = self._entries[group]
         self._counts.add(live.version)
         self._make_firm(live)
 
     def can_swap(self, spare: str, firm: str) -> bool:
-        """May the finished spare entry take the place of the unfinished firm one?"""
+        """Whether the finished spare entry may replace the unfinished firm one."""
         new, old = self._entries.get(spare), self._entries.get(firm)
         if new is None or old is None or not new.spare or not new.occupied or old.spare or old.occupied:
             return False
@@ -220,7 +220,7 @@ class StalenessBuffer:
         """The finished spare entry becomes firm, the unfinished firm one spare."""
         if not self.can_swap(spare, firm):
             raise ProtocolError(
-                f"group {spare} cannot be swapped for {firm}: {self._tell(spare)}, {self._tell(firm)}"
+                f"group {spare} cannot be swapped for {firm}: {self._show(spare)}, {self._show(firm)}"
             )
         new, old = self._entries[spare], self._entries[firm]
         self._counts.move(old.version, new.version)
@@ -228,13 +228,13 @@ class StalenessBuffer:
         old.spare = True
         self._spares_of(old.version)[firm] = old
 
-    # Looking ------------------------------------------------------------------------------------------
+    # Reading ------------------------------------------------------------------------------------------
 
     def entry(self, group: str) -> Entry:
-        """The group's entry. Raises ProtocolError when it has none."""
+        """The group's entry. Raises ProtocolError if it has none."""
         live = self._entries.get(group)
         if live is None:
-            raise ProtocolError(self._tell(group))
+            raise ProtocolError(self._show(group))
         return live.entry(self.bound)
 
     def groups(self) -> tuple[str, ...]:
@@ -249,12 +249,12 @@ class StalenessBuffer:
 
     @property
     def firm_count(self) -> int:
-        """Firm entries."""
+        """Number of firm entries."""
         return self._counts.total
 
     @property
     def spare_count(self) -> int:
-        """Spare entries."""
+        """Number of spare entries."""
         return sum(map(len, self._spares))
 
     def spares(self) -> tuple[Entry, ...]:
@@ -263,7 +263,7 @@ class StalenessBuffer:
         return tuple(one.entry(self.bound) for one in sorted(live, key=lambda one: one.order))
 
     def unfinished(self) -> tuple[Entry, ...]:
-        """Firm entries that are not occupied, in reservation order. Looks at every entry."""
+        """Firm entries that are not occupied, in reservation order. O(entries)."""
         return tuple(
             live.entry(self.bound) for live in self._entries.values() if not live.spare and not live.occupied
         )
@@ -274,11 +274,11 @@ class StalenessBuffer:
         return tuple((count - ready, ready) for count, ready in counts)
 
     def counts(self) -> DeadlineCounts:
-        """An independent copy of the counts of firm entries, to speculate with."""
+        """An independent copy of the counts of firm entries, for speculation."""
         return self._counts.copy()
 
     def state(self) -> BufferState:
-        """What the next buffer waits for; for the trainer to read while it is idle."""
+        """What the next buffer waits for; meaningful while the trainer is idle."""
         if self.can_consume():
             return BufferState.READY
         if self.can_reserve(self.next_buffer):
@@ -288,7 +288,7 @@ class StalenessBuffer:
     def placement(self) -> tuple[tuple[int, int], ...]:
         """(reserved, occupied) firm entries of buffer next_buffer + k for k = 0..bound.
 
-        The placement is earliest deadline first; of one deadline, occupied first.
+        The placement is earliest deadline first; within one deadline, occupied first.
         """
         size = self.batch_size
         buffers = [[0, 0] for _ in range(self.bound + 1)]
@@ -301,10 +301,10 @@ class StalenessBuffer:
                     at, left = at + part, left - part
         return tuple((reserved, occupied) for reserved, occupied in buffers)
 
-    # Inside -------------------------------------------------------------------------------------------
+    # Internals ----------------------------------------------------------------------------------------
 
     def _batch(self, final: bool) -> list[int] | None:
-        """How many occupied firm entries consume takes from each offset; None when it is not legal."""
+        """Number of occupied firm entries that consume takes from each offset; None if it is illegal."""
         if self._occupied < (len(self._entries) if final else self.batch_size):
             return None
         need, taken = self.batch_size, []
@@ -335,6 +335,6 @@ class StalenessBuffer:
         counts = self._counts
         heappush(self._ready[live.version + counts.bound - counts.next_buffer], (live.order, live))
 
-    def _tell(self, group: str) -> str:
+    def _show(self, group: str) -> str:
         live = self._entries.get(group)
         return f"group {group} has no entry" if live is None else f"it is {live.entry(self.bound)}"

@@ -1,4 +1,4 @@
-"""What the staleness buffer holds and hands out."""
+"""Entries of the staleness buffer, and the batches it hands out."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ class BufferState(StrEnum):
     READY = "ready"
     """Consume is legal."""
     WAITING = "waiting"
-    """Consume is not legal; a group of the newest version still fits."""
+    """Consume is illegal; a group of the newest version still fits."""
     STUCK = "stuck"
-    """Consume is not legal and nothing fits: a reserved entry must be occupied or released first."""
+    """Consume is illegal and nothing fits: a reserved entry must be occupied or released first."""
 
 
 class Entry(NamedTuple):
-    """One group in the buffer, as it is now. A named tuple, because consume makes a whole batch of them."""
+    """One group in the buffer at this moment. A named tuple, because consume creates a batch of them."""
 
     group: str
     version: int
-    """V: the oldest weight version any of its members was started on."""
+    """V: the oldest weight version on which any of its members started."""
     occupied: bool
     spare: bool
     deadline: int
-    """V + bound: the last buffer in which it may be trained on."""
+    """V + bound: the last buffer that may train on it."""
     order: int
     """Position among all reservations of this buffer object."""
 
@@ -45,7 +45,7 @@ class Consumed:
 
 
 class Live:
-    """An entry inside the buffer: the one mutable form, never handed out."""
+    """The mutable form of an entry, internal to the buffer and never handed out."""
 
     __slots__ = ("group", "occupied", "order", "spare", "version")
 
@@ -57,6 +57,6 @@ class Live:
         self.occupied = False
 
     def entry(self, bound: int) -> Entry:
-        """Its present state, to hand out."""
+        """An immutable copy of its present state."""
         version = self.version
         return Entry(self.group, version, self.occupied, self.spare, version + bound, self.order)

@@ -1,7 +1,7 @@
-"""The life of a trajectory, as a table.
+"""The states of a trajectory, and a table of the legal transitions.
 
 Invariant: a trajectory is in exactly one state, and on an instance only while it is RUNNING. A transition
-that is not in the table raises ProtocolError and changes nothing.
+missing from the table raises ProtocolError and changes nothing.
 
 ::
 
@@ -13,7 +13,7 @@ that is not in the table raises ProtocolError and changes nothing.
 
     and from every state but CONSUMED: ──release──> RELEASED
 
-PENDING to GENERATED is for a trajectory that is given up after too many failures; it is then masked.
+PENDING to GENERATED: a trajectory that failed too often (it is masked), or one that is cut as a straggler.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from staleflow.errors import ProtocolError
 
 
 class TrajectoryState(StrEnum):
-    """Where a trajectory is in its life."""
+    """State of a trajectory."""
 
     PENDING = "pending"
     """In the trajectory server: initial, or interrupted with its tokens kept."""
     RUNNING = "running"
     """Ordered to an instance."""
     WAITING_EXTERNAL = "waiting_external"
-    """Waits for its environment (a tool, the next turn); keeps its reservation."""
+    """Waiting for its environment (a tool, the next turn); keeps its reservation."""
     GENERATED = "generated"
-    """Complete, not scored yet."""
+    """Complete but not scored."""
     REWARDED = "rewarded"
-    """Scored, its group waits in the buffer."""
+    """Scored; its group waits in the buffer."""
     CONSUMED = "consumed"
     """Handed to the trainer."""
     RELEASED = "released"
     """Filtered, aborted, surplus or discarded."""
 
-    __hash__ = str.__hash__  # an enum's own one is a call of Python's, and each transition asks for it
+    __hash__ = str.__hash__  # Enum.__hash__ is a Python function; each transition hashes
 
 
 _P, _R, _W, _G, _S, _C, _X = TrajectoryState
@@ -57,6 +57,6 @@ TRANSITIONS: dict[TrajectoryState, frozenset[TrajectoryState]] = {
 
 
 def check_transition(trajectory_id: str, state: TrajectoryState, to: TrajectoryState) -> None:
-    """Raise ProtocolError when the table does not allow `state` to become `to`."""
+    """Raise ProtocolError if the table does not allow `state` to become `to`."""
     if to not in TRANSITIONS[state]:
         raise ProtocolError(f"trajectory {trajectory_id} is {state} and cannot become {to}")

@@ -1,14 +1,14 @@
-"""How many groups may still be promised: Hall's condition for the virtual staleness buffers.
+"""How many groups may still be admitted: Hall's condition for the virtual staleness buffers.
 
-Invariant: the entries counted here can all be placed, each in a buffer `V_buf` in `[next_buffer, d]` with at
-most `batch_size` to a buffer, where `d = V + bound` is an entry's deadline. That is the case iff
+Invariant: all entries counted here can be placed, each in a buffer `V_buf` in `[next_buffer, d]`, with at
+most `batch_size` per buffer, where `d = V + bound` is an entry's deadline. That is the case iff
 
     slack[k] = (k + 1) * batch_size - #{entries with d <= next_buffer + k} >= 0    for k = 0 .. bound
 
 (Hall's condition for intervals that all begin at `next_buffer`; earliest-deadline-first is then a placement).
-So the slacks are what is kept, not the counts: an entry more at offset k takes one from `slack[k]` and all
-after it, and it fits iff none of those was zero. Offset k stands for the deadline `next_buffer + k`, which
-is the version `next_buffer - bound + k`. Every operation is O(bound).
+So the slacks are stored instead of the counts: one more entry at offset k decrements `slack[k]` and all later
+ones, and it fits iff none of those was zero. Offset k stands for the deadline `next_buffer + k`, that is, the
+version `next_buffer - bound + k`. Every operation is O(bound).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from staleflow.errors import ProtocolError
 
 
 class DeadlineCounts:
-    """Counts of firm entries by deadline. The buffer and the coordinator's speculation share this rule."""
+    """Counts of firm entries by deadline. The buffer and the coordinator's speculation both use it."""
 
     __slots__ = ("_oldest", "_slack", "batch_size", "bound", "next_buffer")
 
@@ -51,7 +51,7 @@ class DeadlineCounts:
             raise ValueError(f"counts {tuple(counts)} are not placeable in batches of {batch_size}")
 
     def can_add(self, version: int) -> bool:
-        """Does one more entry of this version fit?"""
+        """Whether one more entry of this version fits."""
         offset = version - self._oldest
         return 0 <= offset <= self.bound and version >= 0 and 0 not in self._slack[offset:]
 
@@ -63,7 +63,7 @@ class DeadlineCounts:
         return min(self._slack[offset:])
 
     def add(self, version: int) -> None:
-        """Count one more entry. Raises ProtocolError when it does not fit."""
+        """Count one more entry. Raises ProtocolError if it does not fit."""
         slack = self._slack
         offset = version - self._oldest
         if not 0 <= offset <= self.bound or version < 0 or 0 in slack[offset:]:
@@ -72,16 +72,16 @@ class DeadlineCounts:
             slack[k] -= 1
 
     def can_move(self, old_version: int, new_version: int) -> bool:
-        """May an entry counted at the old version be counted at the new one?"""
+        """Whether an entry counted at the old version may be counted at the new one."""
         old, new = old_version - self._oldest, new_version - self._oldest
         if new_version < 0 or not 0 <= new <= self.bound or not self._has(old):
             return False
         return 0 not in self._slack[new:old]
 
     def move(self, old_version: int, new_version: int) -> None:
-        """Count an entry at another version. Raises ProtocolError when that is not placeable."""
+        """Count an entry at another version. Raises ProtocolError if that is not placeable."""
         if not self.can_move(old_version, new_version):
-            raise ProtocolError(f"no group can go from version {old_version} to {new_version}: {self}")
+            raise ProtocolError(f"no group can move from version {old_version} to {new_version}: {self}")
         old, new = old_version - self._oldest, new_version - self._oldest
         for k in range(new, old):
             self._slack[k] -= 1
@@ -89,7 +89,7 @@ class DeadlineCounts:
             self._slack[k] += 1
 
     def remove(self, version: int) -> None:
-        """Count one entry less. Raises ProtocolError when none of this version is counted."""
+        """Count one entry less. Raises ProtocolError if none of this version is counted."""
         offset = version - self._oldest
         if not self._has(offset):
             raise ProtocolError(f"no group of version {version} to remove: {self}")
@@ -97,10 +97,10 @@ class DeadlineCounts:
             self._slack[k] += 1
 
     def can_advance(self, taken: Sequence[int]) -> bool:
-        """May the batch of next_buffer take `taken[k]` entries at each offset k?
+        """Whether the batch of next_buffer may take `taken[k]` entries at each offset k.
 
-        What remains must be placeable from next_buffer + 1 on: all of offset 0 is taken, and the rest
-        has lost one buffer of `batch_size` places and `taken` entries.
+        What remains must be placeable from next_buffer + 1 on: all of offset 0 is taken, and the rest loses
+        one buffer of `batch_size` places and the `taken` entries.
         """
         loss, before = self.batch_size, 0
         for slack, count in zip(self._slack, taken, strict=True):
@@ -111,7 +111,7 @@ class DeadlineCounts:
         return loss >= 0
 
     def advance(self, taken: Sequence[int]) -> None:
-        """Take a batch and go on to the next buffer. Raises ProtocolError when `can_advance` is false."""
+        """Take a batch and advance to the next buffer. Raises ProtocolError if `can_advance` is false."""
         if not self.can_advance(taken):
             raise ProtocolError(f"taking {tuple(taken)} leaves groups that cannot be placed: {self}")
         slack, loss = [], self.batch_size

@@ -1,4 +1,4 @@
-"""Ledger records: one frozen value per protocol transition, and the one line of JSON that stands for it.
+"""Ledger records: one frozen value per protocol transition, and its line of JSON.
 
 Invariants:
 
@@ -6,10 +6,10 @@ Invariants:
   order in which they are declared here;
 - `from_json(to_json(record, seq, attempt)) == (seq, attempt, record)` for every record.
 
-The ledger is on the hot path. So lines are put together by hand: every id goes through the JSON string
-encoder, everything else is an integer, a boolean or a word of a closed set. And the parts of records, of
-which there is one for each group or trajectory, are named tuples, which are quicker to make than frozen
-dataclasses. The records themselves are dataclasses, so that no two kinds are ever equal.
+The ledger is on the hot path, so lines are assembled by hand: every id goes through the JSON string encoder;
+everything else is an integer, a boolean or a word of a closed set. Parts of records that exist once per group
+or trajectory are named tuples, which are cheaper to create than frozen dataclasses. The records themselves
+are dataclasses, so that records of different kinds are never equal.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resume:
-    """A new attempt begins: consumes of buffers >= `step` and all open entries before it are void."""
+    """A new attempt begins: it voids earlier consumes of buffers >= `step` and all open entries."""
 
     step: int
 
@@ -122,7 +122,7 @@ class Promote:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Swap:
-    """A finished spare becomes firm in the place of an unfinished firm entry, which becomes spare."""
+    """A finished spare and an unfinished firm entry change places."""
 
     spare: str
     firm: str
@@ -168,7 +168,7 @@ class Consume:
 
 
 class TrainedMember(NamedTuple):
-    """One trajectory as the trainer read it off its own tensors."""
+    """One trajectory as the trainer read it from its own tensors."""
 
     id: str
     min: int
@@ -205,10 +205,10 @@ class Trained:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """Last record of an attempt that ended by itself."""
+    """Last record of an attempt that ended in order."""
 
     steps: int
-    """Training steps done since version 0, earlier attempts included."""
+    """Training steps since version 0, earlier attempts included."""
     reason: EndReason
 
     def body(self) -> str:

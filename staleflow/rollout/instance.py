@@ -31,8 +31,8 @@ from typing import Any, NamedTuple, Protocol
 
 from numpy.typing import NDArray
 
-from staleflow.coordination.commands import Abort, Command, Interrupt, Pull, Route
-from staleflow.coordination.reports import InstanceReport, Rejection, TrajectoryReport
+from staleflow.coordination.actions import Abort, Command, Interrupt, Pull, Route
+from staleflow.coordination.events import InstanceReport, Rejection, TrajectoryReport
 from staleflow.data.trajectory import Trajectory
 from staleflow.errors import EngineError, ProtocolError, TransportError
 from staleflow.rollout.engine import Delta, Engine, OnPull, segment_after

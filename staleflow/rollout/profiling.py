@@ -23,7 +23,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from staleflow.coordination.cost_fit import PrefillPoint, StepPoint
+from staleflow.coordination.cost_model import PrefillPoint, StepPoint
 from staleflow.data.trajectory import Prompt, Trajectory
 from staleflow.errors import UserError
 from staleflow.rollout.engine import Engine

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from staleflow.coordination.commands import Command
+from staleflow.coordination.actions import Command
 from staleflow.coordination.events import DrawnGroup, InstanceJoined
 from staleflow.data.environment import Answer
 from staleflow.data.responses import Balance, LateTokens, Response, Scored

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from staleflow.coordination.commands import Command, Interrupt
-from staleflow.coordination.reports import InstanceReport
+from staleflow.coordination.actions import Command, Interrupt
+from staleflow.coordination.events import InstanceReport
 
 KINDS = ("route", "interrupt", "abort", "pull")
 MIGRATION = "migration"

@@ -35,6 +35,7 @@ class ControlDriver:
     ) -> None:
         """`performers` carry out actions, by their type."""
         self._control = control
+        self._view = control.view
         self._performers = performers
         self._stream = stream
         self._clock = clock
@@ -80,13 +81,13 @@ class ControlDriver:
         actions = self._control.cycle(now)
         self._stream.emit(ControlRan, self._clock.cpu() - began, True)
         self.perform(actions)
-        wake_at = self._control.wake_at
+        wake_at = self._view.wake_at
         if wake_at is not None:
             self.want_cycle(wake_at)
 
     def want_cycle(self, at: float) -> None:
         """A cycle is due at `at`, or when the interval since the last one is over."""
-        if not self._control.urgent:
+        if not self._view.urgent:
             at = max(at, self._cycled_at + self._interval_s)
         if at < self.cycle_at:
             self.cycle_at = at

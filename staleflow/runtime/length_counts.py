@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from staleflow.coordination.commands import Abort
+from staleflow.coordination.actions import Abort
 from staleflow.data.responses import Response, Scored
 from staleflow.training.filtering import is_usable
 

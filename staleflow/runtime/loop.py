@@ -118,6 +118,7 @@ class RunLoop(Generic[P, B]):
         while the trainer has work.
         """
         self._control = control
+        self._view = control.view
         self._store = store
         self._backend = backend
         self._ledger = ledger
@@ -196,7 +197,7 @@ class RunLoop(Generic[P, B]):
         """Run to the end; returns the finish reason. Raises RunFailed when a part is gone for good."""
         emit = self._stream.emit
         try:
-            emit(RunBegan, control=self._control, balance=self._store.balance)
+            emit(RunBegan, view=self._view, balance=self._store.balance)
             self._driver.perform(self._control.note(self._opening))
             self._ledger.flush()
             emit(PhaseBegan, phase="starting")
@@ -206,7 +207,7 @@ class RunLoop(Generic[P, B]):
             while not self._over:
                 self._turn()
             self._wind_down()
-            return self._control.finished or "time"
+            return self._view.finished or "time"
         finally:
             try:
                 self._ledger.close()
@@ -222,7 +223,7 @@ class RunLoop(Generic[P, B]):
             is_due = driver.now >= driver.cycle_at and not self._backend.more_now
         if self._over:
             return
-        stops = self._stop.is_set() and not self._control.batches.stopping
+        stops = self._stop.is_set() and not self._view.stopping
         if stops:
             driver.want_cycle(driver.now)
         is_due = driver.now >= driver.cycle_at
@@ -255,8 +256,8 @@ class RunLoop(Generic[P, B]):
 
     def _wait_for_start(self) -> None:
         deadline = self._clock.now() + self._settings.start_timeout_s
-        while self._version < 0 or not self._control.fleet.names():
-            if self._control.finished is not None:
+        while self._version < 0 or not self._view.instances():
+            if self._view.finished is not None:
                 return  # stopped before anything was up
             if self._clock.now() > deadline:
                 missing = "the trainer" if self._version < 0 else "every rollout instance"
@@ -273,7 +274,7 @@ class RunLoop(Generic[P, B]):
                 self._stream.emit(PhaseBegan, phase="saving")
             while self._version < self._trained:  # the last push, which evaluation needs, and which may fail
                 self._wait()
-            if self._control.finished != "interrupted":
+            if self._view.finished != "interrupted":
                 self._evaluations.ended(self._version)
         while self._checkpoints.under_way or (self._evaluations.under_way and not self._stop.is_set()):
             if not self._checkpoints.under_way:
@@ -327,8 +328,8 @@ class RunLoop(Generic[P, B]):
 
     def _on_instance_down(self, message: InstanceDown) -> None:
         self._stream.tell(message)
-        if self._control.fleet.is_current(message.instance, message.incarnation):
-            resident = self._control.fleet.resident(message.instance)
+        if self._view.is_current(message.instance, message.incarnation):
+            resident = self._view.resident(message.instance)
             self._orders.void(message.instance)
             lost = InstanceLost(
                 instance=message.instance,

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from staleflow.coordination.commands import Command
+from staleflow.coordination.actions import Command
 from staleflow.coordination.control import Control
-from staleflow.coordination.reports import InstanceReport
+from staleflow.coordination.events import InstanceReport
 from staleflow.data.responses import Scored
 from staleflow.data.trajectory import FinishReason, Reward
 from staleflow.runtime.command_costs import CommandCosts
@@ -121,9 +121,9 @@ class StepMetrics:
         step, seconds = result.version_start, max(1e-9, now - self._since)
         wasted = tokens["filtered"] + tokens["aborted"] + tokens["discarded"]
         values: Values = {"train/step": step}
-        values |= _staleness(result, control.buffer.bound)
+        values |= _staleness(result, control.view.bound)
         values |= _lags(control, result.version)
-        for offset, (reserved, occupied) in enumerate(control.buffer.placement()):
+        for offset, (reserved, occupied) in enumerate(control.view.placement()):
             values[f"buffer/{offset}/reserved"] = reserved
             values[f"buffer/{offset}/occupied"] = occupied
         values |= self._batches.pop(step, {})
@@ -132,8 +132,8 @@ class StepMetrics:
         costs = self._costs.totals()
         values |= {name: value - self._costs_before[name] for name, value in costs.items()}
         self._costs_before = costs
-        if control.costs.error is not None:
-            values["coord/cost_model_error"] = control.costs.error
+        if control.view.cost_error is not None:
+            values["coord/cost_model_error"] = control.view.cost_error
         values |= {f"rollout/{name}": self._counts[f"rollout/{name}"] for name in COUNTED}
         values |= self.lengths.take()
         values |= {f"reward/{k}_count": self._counts[f"reward/{k}_count"] for k in ("timeout", "error")}
@@ -164,11 +164,7 @@ def _lags(control: Control, newest: int) -> Values:
     """
     values: Values = {}
     for name, occupied in (("in_flight", False), ("in_queue", True)):
-        lags = [
-            newest - group.version
-            for group in control.population.groups()
-            if group.version is not None and group.occupied is occupied
-        ]
+        lags = control.view.lags(newest, occupied=occupied)
         values[f"staleness/{name}/mean"] = _mean(lags)
         values[f"staleness/{name}/max"] = max(lags, default=0)
     return values

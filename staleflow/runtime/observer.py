@@ -11,9 +11,9 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from staleflow.coordination.commands import Abort, Command
+from staleflow.coordination.actions import Abort, Command
 from staleflow.coordination.control import Control
-from staleflow.coordination.reports import InstanceReport
+from staleflow.coordination.events import InstanceReport
 from staleflow.data.responses import Balance, Response, Scored
 from staleflow.data.trajectory import FinishReason, Reward
 from staleflow.protocol.lifecycle import TrajectoryState
@@ -250,14 +250,14 @@ class Observer:
         self._picture(control, balance)
         values: Values = {
             "run/seconds": self._seconds(),
-            "run/steps": control.buffer.next_buffer,
-            "run/reason": control.finished or "",
+            "run/steps": control.view.next_buffer,
+            "run/reason": control.view.finished or "",
             "wait/trainer_s": self._waited_s,
             "wait/instances_s": self._use.idle_s_total,
             "run/cpu_cores": os.cpu_count() or 1,
         }
         values |= self._metrics.totals()
-        costs = control.costs.model
+        costs = control.view.cost_model
         values |= {f"coord/{name}": getattr(costs, name) for name in ("k1", "k2", "k3", "k4", "prefill")}
         values |= {f"tokens/{name}": count for name, count in balance.as_dict().items()}
         values |= extra or {}
@@ -283,22 +283,21 @@ class Observer:
 
     def _picture(self, control: Control, balance: Balance) -> None:
         instances = instance_statuses(control, self._rates, self._down)
-        population = control.population
         waiting = waiting_for(control)
-        version = control.batches.newest_version
+        version = control.view.newest_version
         trainer = f"training step {version}" if self._trainer_busy else "idle"
         self._status = replace(
             self._status,
-            step=control.buffer.next_buffer,
+            step=control.view.next_buffer,
             version=version,
             seconds=self._seconds(),
             buffers=buffer_statuses(control),
             instances=instances,
             trainer=trainer,
             waiting_for=waiting,
-            pending=len(population.pending),
-            scoring=population.count(TrajectoryState.GENERATED),
-            in_flight=population.count(TrajectoryState.RUNNING),
+            pending=control.view.count(TrajectoryState.PENDING),
+            scoring=control.view.count(TrajectoryState.GENERATED),
+            in_flight=control.view.count(TrajectoryState.RUNNING),
             tokens_per_s=sum(status.tokens_per_s for status in instances),
             tokens=balance.as_dict(),
         )

@@ -10,8 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic
 
-from staleflow.coordination.actions import Append, Discard, GiveUp, Resample, Score, Send, Truncate
-from staleflow.coordination.commands import Command
+from staleflow.coordination.actions import Append, Command, Discard, GiveUp, Resample, Score, Send, Truncate
 from staleflow.coordination.events import Event, Rewarded
 from staleflow.data.environment import Answer
 from staleflow.data.trajectory import FAILED, FinishReason, Reward

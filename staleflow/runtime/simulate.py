@@ -10,7 +10,7 @@ from pathlib import Path
 from staleflow.coordination.batches import BatchSettings, GroupFilter
 from staleflow.coordination.control import Control, Patience
 from staleflow.coordination.coordinator import Coordinator
-from staleflow.coordination.online_costs import OnlineCosts
+from staleflow.coordination.estimates import OnlineCosts
 from staleflow.coordination.policies import PolicySettings, build_coordinator, effective_bound
 from staleflow.coordination.stragglers import StragglerRule
 from staleflow.protocol.buffer import StalenessBuffer

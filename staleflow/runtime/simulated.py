@@ -16,7 +16,7 @@ from typing import Any
 
 from staleflow.config.schema import Config
 from staleflow.coordination.control import Control, Patience
-from staleflow.coordination.online_costs import OnlineCosts
+from staleflow.coordination.estimates import OnlineCosts
 from staleflow.runtime.assembly import build_control, build_costs, kept_bound
 from staleflow.runtime.launch import opening_record, run_folder, say_how_it_ended, watched
 from staleflow.runtime.observer import Intervals

@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from staleflow.coordination.actions import Train
-from staleflow.coordination.commands import Command
+from staleflow.coordination.actions import Command, Train
 from staleflow.coordination.control import Control
-from staleflow.coordination.events import DrawnGroup, InstanceJoined, InstanceLost
-from staleflow.coordination.reports import InstanceReport
+from staleflow.coordination.events import DrawnGroup, InstanceJoined, InstanceLost, InstanceReport
 from staleflow.data.trajectory import FinishReason, Reward
 from staleflow.protocol.records import Trained
 from staleflow.runtime.backend import StepTrained

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from staleflow.coordination.commands import Pull
+from staleflow.coordination.actions import Pull
 from staleflow.coordination.control import Control
 from staleflow.protocol.lifecycle import TrajectoryState
 from staleflow.telemetry.rows import BufferStatus, InstanceStatus
@@ -17,8 +17,8 @@ class InstanceRates:
 
     def sample(self, control: Control, now: float) -> None:
         """Take a sample; rates are those since the one before."""
-        for name in control.fleet.names():
-            snapshot = control.fleet.snapshot(name)
+        for name in control.view.instances():
+            snapshot = control.view.instance(name)
             incarnation, tokens, then = self._last.get(name, (snapshot.incarnation, 0, now))
             if incarnation != snapshot.incarnation:
                 tokens, then = 0, now
@@ -36,10 +36,9 @@ def instance_statuses(
 ) -> tuple[InstanceStatus, ...]:
     """One line per instance, those that are down last."""
     statuses: list[InstanceStatus] = []
-    for name in sorted(control.fleet.names()):
-        view = control.fleet.views()[name]
-        snapshot = view.snapshot
-        pulling = any(isinstance(command, Pull) for command in view.outstanding)
+    for name in sorted(control.view.instances()):
+        snapshot = control.view.instance(name)
+        pulling = any(isinstance(command, Pull) for command in control.view.outstanding(name))
         state = "pulling" if pulling else ("decoding" if snapshot.running else "idle")
         statuses.append(
             InstanceStatus(
@@ -69,34 +68,34 @@ def instance_statuses(
 
 def buffer_statuses(control: Control) -> tuple[BufferStatus, ...]:
     """The virtual staleness buffers from the next one on."""
-    first, capacity = control.buffer.next_buffer, control.buffer.batch_size
+    first, capacity = control.view.next_buffer, control.view.batch_size
     return tuple(
         BufferStatus(step=first + offset, capacity=capacity, reserved=reserved, occupied=occupied)
-        for offset, (reserved, occupied) in enumerate(control.buffer.placement())
+        for offset, (reserved, occupied) in enumerate(control.view.placement())
     )
 
 
 def waiting_for(control: Control) -> str:
     """Why the trainer has no batch, naming who is waited for; empty while it has one."""
-    if not control.batches.trainer_idle or control.finished is not None:
+    if not control.view.trainer_idle or control.view.finished is not None:
         return ""
-    population, batch = control.population, control.buffer.batch_size
-    occupied = sum(done for _, done in control.buffer.by_deadline())
+    view, batch = control.view, control.view.batch_size
+    occupied = sum(done for _, done in control.view.by_deadline())
     missing = max(0, batch - occupied)
-    if not control.fleet.names():
+    if not control.view.instances():
         return "no rollout instance is up"
-    running = population.count(TrajectoryState.RUNNING)
-    scoring = population.count(TrajectoryState.GENERATED)
-    external = population.count(TrajectoryState.WAITING_EXTERNAL)
-    parts = [f"{missing} of {batch} groups of step {control.buffer.next_buffer}"]
+    running = view.count(TrajectoryState.RUNNING)
+    scoring = view.count(TrajectoryState.GENERATED)
+    external = view.count(TrajectoryState.WAITING_EXTERNAL)
+    parts = [f"{missing} of {batch} groups of step {control.view.next_buffer}"]
     if running:
-        where = sorted(n for n in control.fleet.names() if control.fleet.resident(n))
+        where = sorted(n for n in control.view.instances() if control.view.resident(n))
         shown = ", ".join(where[:4]) + (f" and {len(where) - 4} more" if len(where) > 4 else "")
         parts.append(f"{running} trajectories on {shown}")
     if scoring:
         parts.append(f"{scoring} being scored")
     if external:
         parts.append(f"{external} waiting for their environment")
-    if len(population.pending):
-        parts.append(f"{len(population.pending)} in the trajectory server")
+    if pending := view.count(TrajectoryState.PENDING):
+        parts.append(f"{pending} in the trajectory server")
     return "; ".join(parts)

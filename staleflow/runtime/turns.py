@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic
 
-from staleflow.coordination.events import Ended, Event, Given, WaitingExternal
+from staleflow.coordination.events import Ended, Event, TurnGiven, WaitingExternal
 from staleflow.data.environment import Answer, Failed, Waiting
 from staleflow.data.trajectory import FinishReason
 from staleflow.runtime.backend import P, TrajectoryStore
@@ -81,7 +81,9 @@ class TurnEnds(Generic[P]):
         else:
             trajectory = self._store.answer(trajectory_id, answer)
         if trajectory.finish_reason is None:
-            given = Given(trajectory_id=trajectory_id, length=trajectory.prompt_len + trajectory.response_len)
+            given = TurnGiven(
+                trajectory_id=trajectory_id, length=trajectory.prompt_len + trajectory.response_len
+            )
             self._stream.tell(given)
             self._tell(given)
             return None

@@ -10,9 +10,9 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from staleflow.coordination.commands import Command, Pull
+from staleflow.coordination.actions import Command, Pull
 from staleflow.coordination.control import Control
-from staleflow.coordination.reports import InstanceReport
+from staleflow.coordination.events import InstanceReport
 from staleflow.protocol.lifecycle import TrajectoryState
 
 LOOK_EVERY_S = 0.02
@@ -86,7 +86,7 @@ class TimeUse:
             return
         self._looked = now
         self._count(now)
-        names = control.fleet.names()
+        names = control.view.instances()
         self._moment.up = len(names)
         self._moment.idle = sum(_nothing_there(control, name) for name in names)
         self._moment.cause = self._cause(control)
@@ -116,11 +116,11 @@ class TimeUse:
 
     def _cause(self, control: Control) -> Cause:
         """For what a batch is missing at this moment, whether or not the trainer waits for one."""
-        count = control.population.count
+        count = control.view.count
         running, scoring = count(TrajectoryState.RUNNING), count(TrajectoryState.GENERATED)
         outside = count(TrajectoryState.WAITING_EXTERNAL)
         self._most_running = max(self._most_running, running)
-        if self._pulls and 2 * len(self._pulls) >= len(control.fleet):
+        if self._pulls and 2 * len(self._pulls) >= len(control.view.instances()):
             return "pull"
         if outside > running + scoring:
             return "environment"
@@ -132,5 +132,5 @@ class TimeUse:
 
 
 def _nothing_there(control: Control, instance: str) -> bool:
-    snapshot = control.fleet.snapshot(instance)
+    snapshot = control.view.instance(instance)
     return snapshot.running + snapshot.waiting == 0

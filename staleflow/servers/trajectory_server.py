@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from staleflow.coordination.commands import Command, Route
+from staleflow.coordination.actions import Command, Route
 from staleflow.coordination.events import DrawnGroup
 from staleflow.data.environment import Done, Given, Waiting, after_turn
 from staleflow.data.responses import LateTokens

@@ -3,9 +3,9 @@
 - *rollout*: all instances decode at their best batch size all the time, and build each prompt's KV once;
 - *trainer*: it never waits for a batch. A push runs beside the next step, whose update waits for it;
 - *latency*: a group may be under way for at most η + 1 step periods, less the update that makes its weights
-  and their push, so (η + 1) periods are not shorter than the longest response of a batch at its fastest (alone
-  on an instance), its reward, one update and one push. Taken of the mean of the longest responses of several
-  batches.
+  and their push, so (η + 1) periods are not shorter than the longest response of a batch at its fastest
+  (alone on an instance), its reward, one update and one push. Taken of the mean of the longest responses of
+  several batches.
 
 With η = 0 nothing is generated during an update and its push, so that the period of *rollout* has both in it.
 

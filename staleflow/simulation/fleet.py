@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from staleflow.coordination.commands import Command
+from staleflow.coordination.actions import Command
 from staleflow.coordination.events import InstanceJoined
 from staleflow.rollout.instance import InstanceUpdate
 from staleflow.simulation.event_queue import EventQueue

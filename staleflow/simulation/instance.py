@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from staleflow.coordination.commands import Abort, Command, Interrupt, Pull, Route
+from staleflow.coordination.actions import Abort, Command, Interrupt, Pull, Route
 from staleflow.coordination.cost_model import CostModel
-from staleflow.coordination.reports import InstanceReport, Rejection, TrajectoryReport
+from staleflow.coordination.events import InstanceReport, Rejection, TrajectoryReport
 from staleflow.rollout.engine import OnPull
 from staleflow.simulation.decoding import DecodingBatch
 from staleflow.simulation.trajectory import SimulatedTrajectory

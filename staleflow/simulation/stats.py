@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from staleflow.coordination.commands import Abort, Command, Interrupt, Pull, Route
-from staleflow.coordination.reports import InstanceReport
+from staleflow.coordination.actions import Abort, Command, Interrupt, Pull, Route
+from staleflow.coordination.events import InstanceReport
 from staleflow.simulation.instance import SimulatedInstance
 from staleflow.simulation.result import InstanceRow, SimulationResult, StepRow
 from staleflow.simulation.store import TOKEN_FATES

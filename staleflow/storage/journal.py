@@ -55,9 +55,14 @@ from json.encoder import encode_basestring_ascii as quoted
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from staleflow.coordination.commands import Command, Pull, Route
-from staleflow.coordination.events import DrawnGroup, InstanceJoined, InstanceLost
-from staleflow.coordination.reports import InstanceReport, TrajectoryReport
+from staleflow.coordination.actions import Command, Pull, Route
+from staleflow.coordination.events import (
+    DrawnGroup,
+    InstanceJoined,
+    InstanceLost,
+    InstanceReport,
+    TrajectoryReport,
+)
 from staleflow.errors import RunFolderError
 from staleflow.storage.ledger import whole_bytes
 

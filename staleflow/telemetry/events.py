@@ -13,16 +13,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, ParamSpec, Protocol
 
-from staleflow.coordination.commands import Command
-from staleflow.coordination.control import Control
+from staleflow.coordination.actions import Command
 from staleflow.coordination.events import (
-    Given,
     GroupsDrawn,
     InstanceJoined,
     InstanceLost,
+    InstanceReport,
+    TurnGiven,
     WaitingExternal,
 )
-from staleflow.coordination.reports import InstanceReport
+from staleflow.coordination.view import ControlView
 from staleflow.data.responses import Balance, LateTokens, Response, Scored
 from staleflow.data.trajectory import Reward
 from staleflow.protocol.records import TrainedMember
@@ -32,9 +32,9 @@ from staleflow.protocol.records import TrainedMember
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunBegan:
-    """The loop begins. Listeners read `control` and `balance` later; they change neither."""
+    """The loop begins. Listeners look at `view` and `balance` later."""
 
-    control: Control
+    view: ControlView
     balance: Balance
 
 
@@ -239,7 +239,7 @@ RunEvent = (
     | InstanceLost
     | GroupsDrawn
     | WaitingExternal
-    | Given
+    | TurnGiven
     | GenerationEnded
     | RewardReceived
     | Released

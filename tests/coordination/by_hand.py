@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from staleflow.coordination.actions import Action, Append, Send
+from staleflow.coordination.actions import Action, Admission, Append, Command, Interrupt, Pull, Route, Send
 from staleflow.coordination.batches import BatchSettings
-from staleflow.coordination.commands import Admission, Command, Interrupt, Pull, Route
 from staleflow.coordination.control import Control
 from staleflow.coordination.coordinator import Coordinator, Decision
 from staleflow.coordination.events import (
@@ -14,12 +13,13 @@ from staleflow.coordination.events import (
     Event,
     GroupsDrawn,
     InstanceJoined,
+    InstanceReport,
     Pushed,
     Reported,
     Rewarded,
     SourceExhausted,
+    TrajectoryReport,
 )
-from staleflow.coordination.reports import InstanceReport, TrajectoryReport
 from staleflow.coordination.snapshot import Snapshot
 from staleflow.coordination.stragglers import StragglerRule
 from staleflow.protocol.buffer import StalenessBuffer
@@ -103,18 +103,18 @@ class Hand:
         commands: list[Route] = []
         for group in groups:
             admission = Admission(kind="reserve", version=self._version, spare=spare)
-            for member in self.control.population.group(group).members:
+            for member in self.control._trajectories.group(group).members:
                 commands.append(self._route(member, group, admission, len(commands)))
                 admission = None  # type: ignore[assignment]
         self._order(*commands)
 
     def route(self, trajectory: str) -> None:
         """Route a waiting member of a reserved group."""
-        self._order(self._route(trajectory, self.control.population.member(trajectory).group_id, None, 0))
+        self._order(self._route(trajectory, self.control._trajectories.member(trajectory).group_id, None, 0))
 
     def pull(self, version: int) -> None:
         """The instance has loaded these weights."""
-        seq = self.control.fleet.next_seq("i0")
+        seq = self.control._fleet.next_seq("i0")
         self._order(Pull(instance="i0", incarnation=1, seq=seq, version=version))
         self._version = version
         self.report()
@@ -131,7 +131,7 @@ class Hand:
     def report(self, *, finished: dict[str, int] | None = None, grown: dict[str, int] | None = None) -> None:
         """`finished`, `grown`: response tokens by trajectory. Interrupts sent so far are answered."""
         self._revision += 1
-        out = self.control.fleet.views()["i0"].outstanding
+        out = self.control._fleet.views()["i0"].outstanding
         interrupted = [c.trajectory_id for c in out if isinstance(c, Interrupt)]
         lengths = grown or {}
         self.tell(
@@ -141,10 +141,10 @@ class Hand:
                     incarnation=1,
                     revision=self._revision,
                     version=self._version,
-                    acked_seq=self.control.fleet.next_seq("i0") - 1,
+                    acked_seq=self.control._fleet.next_seq("i0") - 1,
                     finished=tuple(self._left(t, n, "stop") for t, n in (finished or {}).items()),
                     interrupted=tuple(
-                        self._left(t, self.control.population.member(t).length - PROMPT, None)
+                        self._left(t, self.control._trajectories.member(t).length - PROMPT, None)
                         for t in interrupted
                     ),
                     lengths=tuple((t, PROMPT + n) for t, n in lengths.items()),
@@ -155,12 +155,14 @@ class Hand:
     def reward(self, *trajectories: str, raw: float = 1.0, usable: bool = True) -> None:
         """The trajectories finish with MEAN tokens, unless they have, and are scored."""
         for trajectory in trajectories:
-            if self.control.population.member(trajectory).instance is not None:
+            if self.control._trajectories.member(trajectory).instance is not None:
                 self.report(finished={trajectory: MEAN})
             self.tell(Rewarded(trajectory_id=trajectory, raw=raw, usable=usable, token_hash="h"))
 
     def _left(self, trajectory: str, tokens: int, reason: str | None) -> TrajectoryReport:
-        version = self.control.population.group(self.control.population.member(trajectory).group_id).version
+        version = self.control._trajectories.group(
+            self.control._trajectories.member(trajectory).group_id
+        ).version
         return TrajectoryReport(
             trajectory_id=trajectory,
             length=PROMPT + tokens,
@@ -169,11 +171,11 @@ class Hand:
         )
 
     def _route(self, trajectory: str, group: str, admission: Admission | None, offset: int) -> Route:
-        reserved = self.control.population.group(group).version
+        reserved = self.control._trajectories.group(group).version
         return Route(
             instance="i0",
             incarnation=1,
-            seq=self.control.fleet.next_seq("i0") + offset,
+            seq=self.control._fleet.next_seq("i0") + offset,
             trajectory_id=trajectory,
             group_id=group,
             min_version=self._version if reserved is None else reserved,

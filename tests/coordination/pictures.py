@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from staleflow.coordination.commands import Command, Interrupt, Pull, Route
+from staleflow.coordination.actions import Command, Interrupt, Pull, Route
 from staleflow.coordination.cost_model import CostModel
-from staleflow.coordination.pending import PendingTrajectories, PendingTrajectory
-from staleflow.coordination.snapshot import InstanceSnapshot, InstanceView, Resident, Snapshot
+from staleflow.coordination.snapshot import (
+    InstanceSnapshot,
+    InstanceView,
+    PendingTrajectories,
+    PendingTrajectory,
+    Resident,
+    Snapshot,
+)
 from staleflow.coordination.speculative import SpeculativeState, speculate
 from staleflow.protocol.buffer import StalenessBuffer
 

@@ -6,9 +6,22 @@ from collections.abc import Sequence
 
 from by_hand import PROMPT, Hand
 
-from staleflow.coordination.actions import Action, Discard, DrawGroups, Finish, GiveUp, Score, Send, Train
+from staleflow.coordination.actions import (
+    Abort,
+    Action,
+    Admission,
+    Command,
+    Discard,
+    DrawGroups,
+    Finish,
+    GiveUp,
+    Interrupt,
+    Route,
+    Score,
+    Send,
+    Train,
+)
 from staleflow.coordination.batches import BatchSettings
-from staleflow.coordination.commands import Abort, Admission, Command, Interrupt, Route
 from staleflow.coordination.control import Control, Patience
 from staleflow.coordination.coordinator import Coordinator, Decision
 from staleflow.coordination.events import (
@@ -16,15 +29,16 @@ from staleflow.coordination.events import (
     Ended,
     GroupsDrawn,
     InstanceJoined,
+    InstanceReport,
     Pushed,
     Reported,
     Rewarded,
     StopRequested,
     TrainerFree,
+    TrajectoryReport,
     WaitingExternal,
 )
 from staleflow.coordination.migration import NaiveMigration
-from staleflow.coordination.reports import InstanceReport, TrajectoryReport
 from staleflow.coordination.routing import NaiveRouting
 from staleflow.coordination.snapshot import Snapshot
 from staleflow.coordination.synchronization import NaiveSynchronization
@@ -120,7 +134,7 @@ def test_routes_behind_a_refused_one_go_out_without_a_gap_and_its_group_does_not
     draw(made, ("a", 2), ("b", 2))
     sent = [e.command for e in made.cycle(1.0) if isinstance(e, Send)]
     assert [(c.seq, c.trajectory_id) for c in sent if isinstance(c, Route)] == [(1, "a0"), (2, "a1")]
-    assert [m.trajectory_id for m in made.population.members() if m.state is TrajectoryState.PENDING] == [
+    assert [m.trajectory_id for m in made._trajectories.members() if m.state is TrajectoryState.PENDING] == [
         "b0",
         "b1",
     ]
@@ -173,7 +187,7 @@ def test_a_surplus_member_that_is_being_interrupted_gets_no_abort_as_well() -> N
     assert [c.trajectory_id for c in hand.take(Interrupt)] == ["a1"]
     hand.reward("a0")
     assert hand.take(Abort) == []
-    assert hand.control.fleet.resident("i0") == ()
+    assert hand.control.view.resident("i0") == ()
     assert [d.trajectory_ids for d in hand.take(Discard)] == [("a1",)]
 
 
@@ -231,8 +245,8 @@ def test_a_free_trainer_takes_the_next_batch_before_its_weights_are_pushed_and_t
     assert not [e for e in made.handle(rewarded("b0")) if isinstance(e, Train)]
     free = made.handle(TrainerFree(version=1))
     assert [(e.step, e.groups) for e in free if isinstance(e, Train)] == [(1, (("b", ("b0",)),))]
-    assert made.batches.newest_version == 0
-    assert not made.buffer.can_reserve(0)
+    assert made.view.newest_version == 0
+    assert not made._buffer.can_reserve(0)
     assert not [e for e in made.cycle(1.0) if isinstance(e, DrawGroups)]
     made.handle(Pushed(version=1))
     assert [e for e in made.cycle(2.0) if isinstance(e, DrawGroups)]

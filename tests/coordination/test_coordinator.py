@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from staleflow.coordination.commands import Admission, Command, Interrupt, Pull, Route
+from staleflow.coordination.actions import Admission, Command, Interrupt, Pull, Route
 from staleflow.coordination.coordinator import Coordinator
 from staleflow.coordination.migration import NaiveMigration
-from staleflow.coordination.pending import PendingTrajectories, PendingTrajectory
 from staleflow.coordination.routing import NaiveRouting, has_room
-from staleflow.coordination.snapshot import InstanceSnapshot, InstanceView, Snapshot
+from staleflow.coordination.snapshot import (
+    InstanceSnapshot,
+    InstanceView,
+    PendingTrajectories,
+    PendingTrajectory,
+    Snapshot,
+)
 from staleflow.coordination.speculative import InstanceState, speculate
 from staleflow.coordination.synchronization import NaiveSynchronization
 from staleflow.protocol.buffer import StalenessBuffer

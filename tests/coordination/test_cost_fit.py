@@ -8,7 +8,8 @@ from dataclasses import astuple, replace
 
 import pytest
 
-from staleflow.coordination.cost_fit import (
+from staleflow.coordination.cost_model import (
+    CostModel,
     PrefillPoint,
     StepPoint,
     errors_by_region,
@@ -18,7 +19,6 @@ from staleflow.coordination.cost_fit import (
     prefill_error,
     step_error,
 )
-from staleflow.coordination.cost_model import CostModel
 from staleflow.errors import UserError
 
 TRUE = CostModel(k1=3e-7, k2=5e-3, k3=2e-4, k4=1e-3, prefill=4e-5, pull=0.0)
@@ -111,7 +111,7 @@ def test_the_fit_is_no_worse_than_any_neighbour() -> None:
 
 
 def test_one_running_count_is_refused() -> None:
-    with pytest.raises(UserError, match="at least two running counts, and there is only 16"):
+    with pytest.raises(UserError, match="at least two running counts, but there is only 16"):
         fit_cost_model(points(TRUE, (16,)))
     with pytest.raises(UserError, match="there is none"):
         fit_cost_model([])
@@ -176,7 +176,7 @@ def test_errors_are_relative_to_what_was_measured() -> None:
 
 
 def test_a_cost_model_has_no_negative_constant() -> None:
-    with pytest.raises(ValueError, match="at least 0"):
+    with pytest.raises(ValueError, match="finite number >= 0"):
         replace(TRUE, k1=-1e-9)
     with pytest.raises(ValueError, match="finite"):
         replace(TRUE, k4=math.inf)

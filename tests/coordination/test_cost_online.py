@@ -9,10 +9,9 @@ from dataclasses import astuple, replace
 
 import pytest
 
-from staleflow.coordination.cost_fit import StepPoint, step_error
-from staleflow.coordination.cost_model import START_VALUES, CostModel
-from staleflow.coordination.online_costs import FIRST_REFIT, OnlineCosts, pull_costs, refitted
-from staleflow.coordination.reports import InstanceReport
+from staleflow.coordination.cost_model import START_VALUES, CostModel, StepPoint, step_error
+from staleflow.coordination.estimates import FIRST_REFIT, OnlineCosts, pull_costs, refitted
+from staleflow.coordination.events import InstanceReport
 
 TRUE = CostModel(k1=4e-6, k2=5e-3, k3=2e-4, k4=3e-3, prefill=3e-5, pull=0.02)
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from staleflow.coordination.commands import Abort, Command, Interrupt, Route
-from staleflow.coordination.events import InstanceJoined
+from staleflow.coordination.actions import Abort, Command, Interrupt, Route
+from staleflow.coordination.events import InstanceJoined, InstanceReport, Rejection, TrajectoryReport
 from staleflow.coordination.fleet import Fleet
-from staleflow.coordination.reports import InstanceReport, Rejection, TrajectoryReport
 from staleflow.coordination.speculative import speculate
 
 TO = {"instance": "i0", "incarnation": 1}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from staleflow.coordination.identity_cache import Kept
+from staleflow.coordination.speculative import IdentityCache
 
 
 class Source:
@@ -20,7 +20,7 @@ class Source:
 
 
 def test_only_what_changed_is_worked_out() -> None:
-    kept: Kept[Source, int] = Kept()
+    kept: IdentityCache[Source, int] = IdentityCache()
     seen: list[int] = []
 
     def doubled(source: Source) -> int:
@@ -40,7 +40,7 @@ def test_only_what_changed_is_worked_out() -> None:
 
 def test_instances_come_leave_and_come_back_in_another_place() -> None:
     rng = random.Random(0)
-    kept: Kept[Source, int] = Kept()
+    kept: IdentityCache[Source, int] = IdentityCache()
     sources: dict[str, Source] = {}
     for _ in range(3000):
         name = f"i{rng.randrange(6)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from staleflow.coordination.length_statistics import TOLERANCE, LengthStatistics
+from staleflow.coordination.estimates import TOLERANCE, LengthStatistics
 
 
 def test_before_anything_has_finished_the_guess_holds() -> None:

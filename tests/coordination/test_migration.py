@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from pictures import interrupts, picture, resident, state_of, view, waiting
 
-from staleflow.coordination.commands import Interrupt
+from staleflow.coordination.actions import Interrupt
 from staleflow.coordination.cost_model import CostModel
 from staleflow.coordination.migration import CostAwareMigration, MigrationSettings, NaiveMigration
 from staleflow.coordination.policies import PolicySettings, build_coordinator

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from staleflow.coordination.pending import PendingTrajectories, PendingTrajectory
+from staleflow.coordination.snapshot import PendingTrajectories, PendingTrajectory
 
 
 def item(trajectory: str, group: str, version: int | None) -> PendingTrajectory:

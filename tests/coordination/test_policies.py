@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pictures import picture, view, waiting
 
-from staleflow.coordination.commands import Pull, Route
+from staleflow.coordination.actions import Pull, Route
 from staleflow.coordination.policies import (
     POLICIES,
     PolicySettings,

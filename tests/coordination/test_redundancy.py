@@ -7,10 +7,8 @@ import random
 import pytest
 from by_hand import Hand
 
-from staleflow.coordination.actions import Discard, DrawGroups, Finish, Train
-from staleflow.coordination.commands import Abort
-from staleflow.coordination.consume_blockers import obstacle
-from staleflow.coordination.redundancy import Left, plan_swaps
+from staleflow.coordination.actions import Abort, Discard, DrawGroups, Finish, Train
+from staleflow.coordination.stragglers import Left, last_blocking_offset, plan_swaps
 from staleflow.protocol.buffer import StalenessBuffer
 from staleflow.protocol.records import Consume, Occupy, Promote, Release, Reserve, Swap
 from staleflow.training.filtering import is_uninformative
@@ -85,10 +83,10 @@ def test_as_many_groups_more_are_drawn_as_may_be_spare_and_no_firm_place_goes_be
     assert [d.count for d in hand.take(DrawGroups)] == [1 * 3 + 2]
     hand.draw("a", "b", "c", "d", "e")
     hand.start("a", "b", "c")
-    assert hand.control.batches.reservable == 0
-    assert hand.control.batches.spares_free == 2
+    assert hand.control.view.reservable == 0
+    assert hand.control.view.spares_free == 2
     hand.start("d", spare=True)
-    assert (hand.control.batches.reservable, hand.control.batches.spares_free) == (0, 1)
+    assert (hand.control.view.reservable, hand.control.view.spares_free) == (0, 1)
     assert hand.take(Promote) == [], "there is a place in the buffer, but no step that needs it"
 
 
@@ -102,8 +100,8 @@ def test_a_firm_place_that_becomes_free_goes_to_the_spare_reserved_first() -> No
     hand.start("c", "d", spare=True)
     hand.reward("a0", "a1", raw=1.0)  # equal: filtered
     assert [p.group for p in hand.take(Promote)] == ["c"]
-    assert not hand.control.buffer.entry("c").spare
-    assert hand.control.buffer.entry("d").spare
+    assert not hand.control._buffer.entry("c").spare
+    assert hand.control._buffer.entry("d").spare
 
 
 def test_consuming_makes_room_for_spares_before_new_groups_and_what_is_too_old_expires() -> None:
@@ -118,10 +116,10 @@ def test_consuming_makes_room_for_spares_before_new_groups_and_what_is_too_old_e
     assert [(r.group, r.reason) for r in hand.take(Release)] == [("b", "expired")]
     assert [c.trajectory_id for c in hand.take(Abort)] == ["b0"]
     assert [(d.trajectory_ids, d.reason) for d in hand.take(Discard)] == [(("b0",), "expired")]
-    assert len(hand.control.buffer) == 0
+    assert len(hand.control._buffer) == 0
     hand.push(1)
     assert [d.count for d in hand.take(DrawGroups)] == [2], "the prompt of b is to be had again"
-    assert hand.control.finished is None
+    assert hand.control.view.finished is None
 
 
 def test_with_a_bound_of_1_the_spare_of_the_step_before_is_promoted() -> None:
@@ -182,7 +180,7 @@ def test_a_swapped_out_group_goes_on_as_a_spare_and_is_promoted_when_there_is_ro
     hand.reward("c0")
     assert hand.take(Swap) == [Swap(spare="c", firm="a")]
     assert [g.group for c in hand.take(Consume) for g in c.groups] == ["c"]
-    assert hand.control.buffer.entry("a").spare, "b takes the one place of buffer 1"
+    assert hand.control._buffer.entry("a").spare, "b takes the one place of buffer 1"
     hand.reward("b0")
     hand.push(1)
     assert [g.group for c in hand.take(Consume) for g in c.groups] == ["b"]
@@ -196,7 +194,7 @@ def test_no_swap_while_the_trainer_is_busy_and_one_as_soon_as_it_is_idle() -> No
     hand.reward("a0")
     assert len(hand.take(Consume)) == 1  # the trainer works on step 0
     hand.start("c", spare=True)
-    assert hand.control.buffer.entry("c").spare
+    assert hand.control._buffer.entry("c").spare
     hand.reward("c0")
     assert hand.take(Swap) == []
     hand.push(1)
@@ -240,7 +238,7 @@ def test_after_the_last_batch_no_spare_goes_on() -> None:
     hand.push(1)
     assert hand.take(DrawGroups) == []
     assert [f.reason for f in hand.take(Finish)] == ["completed"]
-    assert list(hand.control.population.members()) == []
+    assert list(hand.control._trajectories.members()) == []
 
 
 def test_the_prompt_of_an_expired_spare_makes_the_last_smaller_batch() -> None:
@@ -269,7 +267,7 @@ def test_the_prompt_of_an_expired_spare_makes_the_last_smaller_batch() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_an_obstacle_is_there_exactly_while_consume_is_illegal(seed: int) -> None:
+def test_a_reserved_entry_blocks_exactly_while_consume_is_illegal(seed: int) -> None:
     rng = random.Random(seed)
     for _ in range(200):
         bound, size = rng.randrange(4), rng.randrange(1, 4)
@@ -281,7 +279,7 @@ def test_an_obstacle_is_there_exactly_while_consume_is_illegal(seed: int) -> Non
                 if rng.random() < 0.6:
                     buffer.occupy(group)
         reserved, occupied = zip(*buffer.by_deadline(), strict=True)
-        limit = obstacle(reserved, occupied, size)
+        limit = last_blocking_offset(reserved, occupied, size)
         assert (limit is None) == buffer.can_consume()
         early = [e for e in buffer.unfinished() if limit is not None and e.deadline <= bound + limit]
         for entry in buffer.unfinished():

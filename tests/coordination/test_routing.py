@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pictures import ATTENTION_BOUND, picture, routes, state_of, view, waiting
 
-from staleflow.coordination.commands import Admission, Route
+from staleflow.coordination.actions import Admission, Route
 from staleflow.coordination.routing import (
     CentralQueueRouting,
     NaiveRouting,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from by_hand import MEAN, Hand
 
-from staleflow.coordination.actions import Resample, Score, Train, Truncate
-from staleflow.coordination.commands import Abort, Interrupt
+from staleflow.coordination.actions import Abort, Interrupt, Resample, Score, Train, Truncate
 from staleflow.coordination.events import WaitingExternal
 from staleflow.coordination.stragglers import StragglerAction, StragglerRule, waited_for
 from staleflow.protocol.buffer import StalenessBuffer
@@ -46,9 +45,9 @@ def test_retry_aborts_the_straggler_and_samples_anew_under_a_new_id() -> None:
     hand.cycle()
     assert [c.trajectory_id for c in hand.take(Abort)] == ["b0"]
     assert [(r.trajectory_id, r.new_id) for r in hand.take(Resample)] == [("b0", "b0-r1")]
-    assert hand.control.population.find("b0") is None
-    assert hand.control.population.group("b").members == ("b0-r1",)
-    assert hand.control.buffer.entry("b").version == 0, "the reservation stays"
+    assert hand.control._trajectories.find("b0") is None
+    assert hand.control._trajectories.group("b").members == ("b0-r1",)
+    assert hand.control._buffer.entry("b").version == 0, "the reservation stays"
     hand.route("b0-r1")
     hand.reward("b0-r1")
     assert [t.groups for t in hand.take(Train)] == [(("a", ("a0",)), ("b", ("b0-r1",)))]
@@ -67,8 +66,8 @@ def test_a_straggler_that_waits_in_the_trajectory_server_is_sampled_anew_without
     hand = one_left("retry", length=MEAN - 1)
     assert not acted(hand)
     hand.report(finished={})
-    hand.control._interrupt(hand.control.population.member("b0"), "i0", "migration")
-    hand.control.population.member("b0").length = 4 + LONG
+    hand.control._dispatch.interrupt(hand.control._trajectories.member("b0"), "i0", "migration")
+    hand.control._trajectories.member("b0").length = 4 + LONG
     hand.report()
     hand.cycle()
     assert hand.take(Abort) == []
@@ -107,7 +106,7 @@ def test_a_straggler_that_comes_back_when_training_goes_on_is_not_cut() -> None:
     hand.reward("c0")
     hand.report()
     assert not acted(hand)
-    assert len(hand.control.population.pending) == 1, "b0 is routed again"
+    assert len(hand.control._trajectories.pending) == 1, "b0 is routed again"
 
 
 # When ------------------------------------------------------------------------------------------------------

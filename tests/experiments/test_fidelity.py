@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from staleflow.config import Config, load_config
-from staleflow.coordination.commands import Pull, Route
+from staleflow.coordination.actions import Pull, Route
 from staleflow.coordination.control import Patience
 from staleflow.coordination.cost_model import CostModel
-from staleflow.coordination.events import DrawnGroup, InstanceJoined
-from staleflow.coordination.reports import InstanceReport, TrajectoryReport
+from staleflow.coordination.events import DrawnGroup, InstanceJoined, InstanceReport, TrajectoryReport
 from staleflow.errors import UserError
 from staleflow.experiments.fidelity import Learned, cluster_of, refined_costs
 from staleflow.experiments.recorded import Recorded, Replay, Step, fit_line, read_recorded

@@ -24,8 +24,8 @@ def test_a_cold_fill_fills_every_instance_and_leaves_the_queue_as_long_as_asked_
     _, routes = cluster.cold_fill()
     control = cluster.control
     assert routes == 3 * 20
-    assert [len(control.fleet.resident(name)) for name in control.fleet.names()] == [20, 20, 20]
-    assert SMALL.pending <= len(control.population.pending) < SMALL.pending + GROUP_SIZE
+    assert [len(control.view.resident(name)) for name in control.view.instances()] == [20, 20, 20]
+    assert SMALL.pending <= control.view.count(TrajectoryState.PENDING) < SMALL.pending + GROUP_SIZE
 
 
 def test_in_steady_state_instances_stay_full_steps_are_trained_and_the_queue_keeps_its_length() -> None:
@@ -34,12 +34,12 @@ def test_in_steady_state_instances_stay_full_steps_are_trained_and_the_queue_kee
     lengths = []
     for _ in range(2000):
         cluster.interval()
-        lengths.append(len(cluster.control.population.pending))
+        lengths.append(cluster.control.view.count(TrajectoryState.PENDING))
     control = cluster.control
     assert cluster.pushes >= 2
-    assert control.buffer.next_buffer >= cluster.pushes
+    assert control.view.next_buffer >= cluster.pushes
     # One that finished is missed until the next report was answered.
-    assert control.population.count(TrajectoryState.RUNNING) >= 3 * 20 - 3
+    assert control.view.count(TrajectoryState.RUNNING) >= 3 * 20 - 3
     assert min(lengths) > SMALL.pending - 2 * GROUP_SIZE
     assert max(lengths) < SMALL.pending + 2 * GROUP_SIZE
 

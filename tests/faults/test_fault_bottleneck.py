@@ -12,7 +12,7 @@ from toy import ToyRun, toy_config
 from whole_runs import watched_engines
 
 from staleflow.audit import audit_ledger
-from staleflow.coordination.commands import Command, Pull
+from staleflow.coordination.actions import Command, Pull
 from staleflow.data.trajectory import Trajectory
 from staleflow.reporting.bottleneck import Bottleneck
 from staleflow.reporting.groups import group_runs

@@ -23,7 +23,7 @@ def test_staleness_stays_bounded_for_20_steps_after_a_resume_at_version_40(
     config = toy_config(model, tmp_path, *settings, "run.steps=60")
     run = ToyRun(config, tmp_path, start=resume(config, tmp_path))
     instant_rollout(run, train_polls=12)
-    buffer = run.loop._control.buffer
+    buffer = run.loop._control._buffer
     leads: list[int] = []
     every_poll(run, lambda _: leads.append(len(buffer)))
     assert buffer.next_buffer == 40
@@ -50,11 +50,11 @@ def test_finished_groups_that_wait_through_four_versions_of_time_are_still_withi
     generated: list[int] = []
 
     def look(poll: int) -> None:
-        if control.buffer.next_buffer == 4:  # step 3 is being trained
+        if control.view.next_buffer == 4:  # step 3 is being trained
             if not generated:
                 backend._polls_left = 40  # type: ignore[attr-defined]
             generated.append(server.balance.generated)
-            assert len(control.buffer) <= 2 * config.data.batch_size
+            assert len(control._buffer) <= 2 * config.data.batch_size
 
     every_poll(run, look)
     assert run.run() == "completed"
@@ -63,7 +63,7 @@ def test_finished_groups_that_wait_through_four_versions_of_time_are_still_withi
     report = audit_ledger(run.ledger)
     assert report.violations == ()
     assert report.max_staleness == 1
-    assert control.population.count(TrajectoryState.RUNNING) == 0
+    assert control.view.count(TrajectoryState.RUNNING) == 0
 
 
 def test_the_age_of_finished_groups_is_reported(model: Path, tmp_path: Path) -> None:

@@ -14,8 +14,7 @@ import pytest
 from cluster_settings import FAST, ClusterSettings, InstanceSettings
 from random_cluster import RandomCluster
 
-from staleflow.coordination.actions import Send
-from staleflow.coordination.commands import Interrupt
+from staleflow.coordination.actions import Interrupt, Send
 from staleflow.coordination.cost_model import CostModel
 from staleflow.coordination.migration import MigrationSettings
 from staleflow.coordination.policies import POLICIES, PolicySettings

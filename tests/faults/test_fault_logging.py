@@ -70,7 +70,7 @@ def hold_evaluations_back(run: ToyRun, steps: int) -> None:
                 held.append((trained[0] + steps, message))
             else:
                 passed.append(message)
-        due = [h for h in held if h[0] <= trained[0] or control.finished is not None]
+        due = [h for h in held if h[0] <= trained[0] or control.view.finished is not None]
         held[:] = [h for h in held if h not in due]
         return passed + [message for _, message in due]
 

@@ -109,7 +109,7 @@ def test_what_had_been_generated_ahead_comes_again_after_a_resume(
         "training.dynamic_sampling=false",
     )
     run = ToyRun(config, tmp_path)
-    backend, buffer = run.loop._backend, run.loop._control.buffer
+    backend, buffer = run.loop._backend, run.loop._control._buffer
     save = backend.save
     ahead: list[str] = []
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from toy import ToyRun, opening
 
 from staleflow.config.schema import Config
-from staleflow.coordination.commands import Route
+from staleflow.coordination.actions import Route
 from staleflow.coordination.speculative import SpeculativeState
 from staleflow.data.sums import ALPHABET
 from staleflow.data.trajectory import TrainBatch, Trajectory
@@ -146,9 +146,9 @@ class Restless:
     def migrate(self, state: SpeculativeState) -> None:
         """Interrupt all that was running before this cycle."""
         ordered = {c.trajectory_id for c in state.commands if isinstance(c, Route)}
-        for instance in self._control.fleet.names():
-            for trajectory_id in list(self._control.fleet.resident(instance)):
-                member = self._control.population.member(trajectory_id)
+        for instance in self._control.view.instances():
+            for trajectory_id in list(self._control.view.resident(instance)):
+                member = self._control._trajectories.member(trajectory_id)
                 if (
                     member.state is TrajectoryState.RUNNING
                     and not member.leaving

@@ -13,7 +13,7 @@ from typing import Any
 from cluster_settings import ClusterSettings, InstanceSettings
 from cluster_watch import Watch
 
-from staleflow.coordination.commands import Command
+from staleflow.coordination.actions import Command
 from staleflow.coordination.events import Event, InstanceJoined
 from staleflow.data.trajectory import Trajectory
 from staleflow.errors import EngineError, TransportError

@@ -12,12 +12,11 @@ from dataclasses import dataclass, field
 
 from cluster_settings import ClusterSettings
 
-from staleflow.coordination.commands import Abort, Command, Interrupt, Pull, Route
+from staleflow.coordination.actions import Abort, Command, Interrupt, Pull, Route
 from staleflow.coordination.control import Control
-from staleflow.coordination.events import InstanceJoined
+from staleflow.coordination.events import InstanceJoined, InstanceReport
 from staleflow.coordination.migration import MOST_FRUITLESS
-from staleflow.coordination.pending import PendingTrajectory
-from staleflow.coordination.reports import InstanceReport
+from staleflow.coordination.snapshot import PendingTrajectory
 from staleflow.protocol.lifecycle import TrajectoryState
 
 ROOM_IS_CHECKED = ("waterfall", "naive")
@@ -248,17 +247,17 @@ class Watch:
     def cycled(self, control: Control) -> None:
         """`Control` has gone through a cycle, and its commands are sent."""
         placed: dict[str, str] = {}
-        for name in control.fleet.names():
-            for trajectory_id in control.fleet.resident(name):
+        for name in control.view.instances():
+            for trajectory_id in control.view.resident(name):
                 if trajectory_id in placed:
                     self._fail(f"Control has {trajectory_id} on {placed[trajectory_id]} and on {name}")
                 placed[trajectory_id] = name
-        for member in control.population.members():
+        for member in control._trajectories.members():
             if (member.state is TrajectoryState.RUNNING) != (member.trajectory_id in placed):
                 self._fail(
                     f"{member.trajectory_id} is {member.state} and on {placed.get(member.trajectory_id)}"
                 )
-        if control.finished is None and self._settings.policy == "staleflow":
+        if control.view.finished is None and self._settings.policy == "staleflow":
             self._check_idle(control)
 
     def _check_idle(self, control: Control) -> None:
@@ -266,7 +265,7 @@ class Watch:
 
         Unless as many instances as trajectories are pulling, with nothing to do, to take those.
         """
-        waiting = {item.trajectory_id: item for item in control.population.pending}
+        waiting = {item.trajectory_id: item for item in control._trajectories.pending}
         pulling = sum(
             not book.here and any(isinstance(c, Pull) for c in book.outstanding)
             for book in self._books.values()
@@ -275,7 +274,7 @@ class Watch:
         for name, book in self._books.items():
             if not waiting or book.here or book.outstanding or book.count:
                 continue
-            versions = {book.version, max(book.version, control.batches.newest_version)}
+            versions = {book.version, max(book.version, control.view.newest_version)}
             left |= {
                 (name, trajectory_id)
                 for trajectory_id, item in waiting.items()
@@ -291,5 +290,5 @@ class Watch:
 def _admits(control: Control, item: PendingTrajectory, version: int) -> bool:
     """Whether the protocol lets it run under weights of this version, as a firm entry or one there is."""
     if item.group_version is None:
-        return control.batches.reservable > 0 and control.buffer.can_reserve(version)
-    return version >= item.group_version or control.buffer.can_lower(item.group_id, version)
+        return control.view.reservable > 0 and control._buffer.can_reserve(version)
+    return version >= item.group_version or control._buffer.can_lower(item.group_id, version)

@@ -24,24 +24,25 @@ from watched_coordinator import WatchedCoordinator
 from staleflow.coordination.actions import (
     Action,
     Append,
+    Command,
     Discard,
     DrawGroups,
     Finish,
     GiveUp,
     Resample,
+    Route,
     Score,
     Send,
     Train,
     Truncate,
 )
 from staleflow.coordination.batches import BatchSettings
-from staleflow.coordination.commands import Command, Route
 from staleflow.coordination.control import Control, Patience
 from staleflow.coordination.cost_model import START_VALUES
+from staleflow.coordination.estimates import OnlineCosts
 from staleflow.coordination.events import (
     Ended,
     Event,
-    Given,
     GroupsDrawn,
     InstanceJoined,
     InstanceLost,
@@ -51,11 +52,10 @@ from staleflow.coordination.events import (
     SourceExhausted,
     StopRequested,
     TrainedStep,
+    TurnGiven,
     WaitingExternal,
 )
-from staleflow.coordination.online_costs import OnlineCosts
-from staleflow.data.environment import Done, Waiting
-from staleflow.data.environment import Given as Answer
+from staleflow.data.environment import Done, Given, Waiting
 from staleflow.data.trajectory import FinishReason, Prompt, Reward, TrainBatch, Trajectory, token_hash
 from staleflow.protocol.buffer import StalenessBuffer
 from staleflow.protocol.records import Consume, Record, Start, Trained, TrainedMember, to_json
@@ -150,9 +150,9 @@ class RandomCluster(Instances):
     def describe(self) -> str:
         control = self.control
         living = [
-            (m.trajectory_id, m.state.value, m.instance, m.length) for m in control.population.members()
+            (m.trajectory_id, m.state.value, m.instance, m.length) for m in control._trajectories.members()
         ]
-        return f"{living}, buffer {control.buffer.placement()} from {control.buffer.next_buffer}"
+        return f"{living}, buffer {control.view.placement()} from {control.view.next_buffer}"
 
     def _story(self, *what: object) -> None:
         if self._tell_story is not None:
@@ -179,7 +179,7 @@ class RandomCluster(Instances):
             else:
                 del self._external[trajectory_id]
         actions = self.control.cycle(self.now)
-        if self.control.finished is None:
+        if self.control.view.finished is None:
             sent = [e.command for e in actions if isinstance(e, Send)]
             lacking = [c for c in self.coordinator.decision.commands if c not in sent]
             if lacking:
@@ -187,8 +187,8 @@ class RandomCluster(Instances):
         self._perform(actions)
         self.watch.cycled(self.control)
         self._send_off()
-        if self.control.wake_at is not None:
-            self._ask_for_cycle(self.control.wake_at)
+        if self.control.view.wake_at is not None:
+            self._ask_for_cycle(self.control.view.wake_at)
 
     def _receive(self, event: Event) -> None:
         """Something arrives at the control side."""
@@ -261,7 +261,7 @@ class RandomCluster(Instances):
 
     # ------------------------------------------------------------------ environment and reward
 
-    def _respond(self, trajectory: Trajectory) -> Answer | Waiting | Done:
+    def _respond(self, trajectory: Trajectory) -> Given | Waiting | Done:
         turn = sum(not segment.generated for segment in trajectory.segments)
         if turn + 1 >= self.settings.turns:
             return Done()
@@ -269,7 +269,7 @@ class RandomCluster(Instances):
             asked = self._asked.setdefault((trajectory.trajectory_id, turn), self.now)
             if self.now < asked + self.settings.slow_tool:
                 return Waiting(limit_s=4 * self.settings.slow_tool)
-        return Answer(tokens=(2, 3))
+        return Given(tokens=(2, 3))
 
     def _after_turn_end(self, trajectory_id: str) -> None:
         trajectory = self.server.get(trajectory_id)
@@ -287,7 +287,7 @@ class RandomCluster(Instances):
             return
         trajectory = self.server.answer(trajectory_id, answer)
         if trajectory.finish_reason is None:
-            self._take(Given(trajectory_id=trajectory_id, length=trajectory.length))
+            self._take(TurnGiven(trajectory_id=trajectory_id, length=trajectory.length))
             return
         if waited:
             self._take(Ended(trajectory_id=trajectory_id))
@@ -358,7 +358,7 @@ class RandomCluster(Instances):
 
     def _down(self, node: Node, reason: str) -> None:
         self._outgoing.pop(node.name, None)
-        lengths = self.server.lengths(self.control.fleet.resident(node.name))
+        lengths = self.server.lengths(self.control.view.resident(node.name))
         self.watch.lost(node.name, lengths)
         self._receive(
             InstanceLost(instance=node.name, incarnation=node.incarnation, lengths=lengths, reason=reason)

@@ -14,20 +14,24 @@ import pytest
 
 from staleflow.audit import audit_ledger
 from staleflow.coordination.actions import (
+    Abort,
     Action,
     Append,
+    Command,
     Discard,
     DrawGroups,
     Finish,
     GiveUp,
+    Interrupt,
+    Pull,
     Resample,
+    Route,
     Score,
     Send,
     Train,
     Truncate,
 )
 from staleflow.coordination.batches import BatchSettings
-from staleflow.coordination.commands import Abort, Command, Interrupt, Pull, Route
 from staleflow.coordination.control import Control, Patience
 from staleflow.coordination.coordinator import Coordinator
 from staleflow.coordination.events import (
@@ -36,15 +40,17 @@ from staleflow.coordination.events import (
     GroupsDrawn,
     InstanceJoined,
     InstanceLost,
+    InstanceReport,
     Pushed,
+    Rejection,
     Reported,
     Rewarded,
     SourceExhausted,
     StopRequested,
     TrainedStep,
+    TrajectoryReport,
 )
 from staleflow.coordination.migration import NaiveMigration
-from staleflow.coordination.reports import InstanceReport, Rejection, TrajectoryReport
 from staleflow.coordination.routing import NaiveRouting
 from staleflow.coordination.stragglers import StragglerRule
 from staleflow.coordination.synchronization import NaiveSynchronization
@@ -162,7 +168,7 @@ class World:
             self.turn()
         self.path.write_text("".join(line + "\n" for line in self.lines))
         assert self.finish is not None, f"no end after {turns} turns: {self.describe()}"
-        assert list(self.control.population.members()) == []
+        assert list(self.control._trajectories.members()) == []
         assert self.stored == {}, "payload is left behind"
         return self.path
 
@@ -184,8 +190,8 @@ class World:
             self.train(step, effect)
 
     def describe(self) -> str:
-        states = {s: self.control.population.count(s) for s in TrajectoryState}
-        return f"{states}, next {self.control.buffer.next_buffer}, version {self.version}"
+        states = {s: self.control.view.count(s) for s in TrajectoryState}
+        return f"{states}, next {self.control.view.next_buffer}, version {self.version}"
 
     # -------------------------------------------------------------- actions
 
@@ -376,7 +382,7 @@ class World:
         self.tell(Reported(report=report))
 
     def die(self, instance: Instance) -> None:
-        resident = self.control.fleet.resident(instance.name)
+        resident = self.control.view.resident(instance.name)
         lengths = tuple((t, PROMPT + len(self.stored[t])) for t in resident if t in self.stored)
         self.fleet[instance.name] = Instance(instance.name, instance.incarnation + 1, 0)
         self.tell(
@@ -390,26 +396,26 @@ class World:
 
     def check(self) -> None:
         control = self.control
-        c = control.buffer.next_buffer
+        c = control.view.next_buffer
         placed: dict[str, str] = {}
-        for name in control.fleet.names():
-            for trajectory_id in control.fleet.resident(name):
+        for name in control.view.instances():
+            for trajectory_id in control.view.resident(name):
                 assert trajectory_id not in placed, "one trajectory on two instances"
                 placed[trajectory_id] = name
-        for member in control.population.members():
+        for member in control._trajectories.members():
             running = member.state is TrajectoryState.RUNNING
             assert running == (member.trajectory_id in placed)
             waits = member.state is TrajectoryState.PENDING
-            assert waits == (member.trajectory_id in control.population.pending)
-        for group in control.population.groups():
-            assert (group.version is not None) == (group.group_id in control.buffer)
+            assert waits == (member.trajectory_id in control._trajectories.pending)
+        for group in control._trajectories.groups():
+            assert (group.version is not None) == (group.group_id in control._buffer)
             if group.version is not None:
                 assert group.version + self.bound >= c, "a reserved group fell behind the bound"
-        firm, spares = control.buffer.firm_count, control.buffer.spare_count
-        assert firm + spares == len(control.buffer)
+        firm, spares = control.view.firm_count, control.view.spare_count
+        assert firm + spares == len(control._buffer)
         assert firm <= (self.bound + 1) * self.batch_size
-        assert spares <= control.buffer.spare_limit
-        assert set(self.stored) >= {m.trajectory_id for m in control.population.members()}
+        assert spares <= control.view.spare_limit
+        assert set(self.stored) >= {m.trajectory_id for m in control._trajectories.members()}
 
 
 @pytest.mark.parametrize("bound", [0, 1, 3])
@@ -480,7 +486,7 @@ def test_a_stop_request_ends_the_run_after_the_step_in_training(tmp_path: Path) 
     world.push(0)
     for instance in world.fleet.values():
         world.join(instance)
-    while world.control.buffer.next_buffer < 3:
+    while world.control.view.next_buffer < 3:
         world.turn()
     world.tell(StopRequested())
     assert world.training is not None
@@ -488,7 +494,7 @@ def test_a_stop_request_ends_the_run_after_the_step_in_training(tmp_path: Path) 
     while world.finish is None:
         world.turn()
     assert world.finish == "interrupted"
-    assert world.control.buffer.next_buffer == 3
+    assert world.control.view.next_buffer == 3
     assert world.version == 3
 
 

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from staleflow.coordination.commands import Abort, Admission, Interrupt, Pull, Route
-from staleflow.coordination.events import DrawnGroup, InstanceJoined, InstanceLost
-from staleflow.coordination.reports import InstanceReport, Rejection, TrajectoryReport
+from staleflow.coordination.actions import Abort, Admission, Interrupt, Pull, Route
+from staleflow.coordination.events import (
+    DrawnGroup,
+    InstanceJoined,
+    InstanceLost,
+    InstanceReport,
+    Rejection,
+    TrajectoryReport,
+)
 from staleflow.protocol.records import Consume, ConsumedGroup, Record, Start, Trained, TrainedMember
 from staleflow.storage import JournalWriter, LedgerWriter
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from scripted_run import ScriptedRun, left
 
-from staleflow.coordination.commands import Admission
-from staleflow.coordination.reports import Rejection
+from staleflow.coordination.actions import Admission
+from staleflow.coordination.events import Rejection
 from staleflow.errors import RunFolderError, UserError
 from staleflow.protocol.records import Lower, Occupy, Release, Reserve, Resume, TrainedMember
 from staleflow.reporting.explain import explain

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from scripted_run import ScriptedRun, left
 
-from staleflow.coordination.commands import Admission
-from staleflow.coordination.reports import Rejection
+from staleflow.coordination.actions import Admission
+from staleflow.coordination.events import Rejection
 from staleflow.errors import RunFolderError
 from staleflow.reporting.trace import trace_run, write_trace
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from staleflow.coordination.commands import Abort, Command, Interrupt, Pull, Route
+from staleflow.coordination.actions import Abort, Command, Interrupt, Pull, Route
 from staleflow.coordination.cost_model import CostModel
-from staleflow.coordination.reports import Rejection
+from staleflow.coordination.events import Rejection
 from staleflow.data.trajectory import FinishReason, Segment, Trajectory
 from staleflow.errors import EngineError, ProtocolError, TransportError
 from staleflow.rollout.engine import SamplingParams

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from staleflow.coordination.cost_fit import fit_cost_model, step_error
-from staleflow.coordination.cost_model import CostModel
+from staleflow.coordination.cost_model import CostModel, fit_cost_model, step_error
 from staleflow.errors import UserError
 from staleflow.rollout.engine import SamplingParams
 from staleflow.rollout.fake import FakeEngine

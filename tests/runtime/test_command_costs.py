@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from staleflow.coordination.commands import Interrupt, Pull, Route
-from staleflow.coordination.reports import InstanceReport
+from staleflow.coordination.actions import Interrupt, Pull, Route
+from staleflow.coordination.events import InstanceReport
 from staleflow.runtime.command_costs import CommandCosts
 
 

@@ -184,7 +184,7 @@ def hold_back_until_the_end(run: ToyRun) -> list[str]:
         passed: list[Message] = []
         for message in original(timeout_s):
             (held if isinstance(message, Evaluated) else passed).append(message)
-        if control.finished is not None:
+        if control.view.finished is not None:
             passed, held[:] = passed + held, []
         for message in passed:
             if isinstance(message, StepTrained):

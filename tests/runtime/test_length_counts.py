@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from staleflow.coordination.commands import Abort
+from staleflow.coordination.actions import Abort
 from staleflow.data.trajectory import (
     FinishReason,
     Prompt,

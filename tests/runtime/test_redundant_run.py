@@ -69,7 +69,7 @@ def test_a_run_with_everything_redundant_is_clean_and_conserves_tokens(
     assert summary["tokens/in_flight"] == 0
     assert run.loop._server._trajectories == {}
     assert run.loop._server._rewards == {}
-    assert list(run.loop._control.population.members()) == []
+    assert list(run.loop._control._trajectories.members()) == []
     assert sum(row["rollout/surplus_members"] for row in rows) > 0
 
 

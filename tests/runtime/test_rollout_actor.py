@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from toy import toy_config
 
-from staleflow.coordination.commands import Abort, Command, Pull
+from staleflow.coordination.actions import Abort, Command, Pull
 from staleflow.errors import TransportError
 from staleflow.runtime.backends.ray import actors
 from staleflow.runtime.backends.ray.actors import TRANSFER_WAIT_S, RolloutActor

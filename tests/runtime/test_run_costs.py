@@ -31,7 +31,7 @@ def test_a_run_learns_what_its_engine_costs(model: Path, tmp_path: Path, file: P
     errors = [row.values["coord/cost_model_error"] for row in rows if row.kind == "train"]
     assert errors[-1] < 0.1
     (summary,) = [row.values for row in rows if row.kind == "summary"]
-    learned = made.loop._control.costs.model
+    learned = made.loop._control.view.cost_model
     assert {name: summary[f"coord/{name}"] for name in ("k1", "k2", "k3", "k4", "prefill")} == {
         name: getattr(learned, name) for name in ("k1", "k2", "k3", "k4", "prefill")
     }
@@ -42,8 +42,8 @@ def test_a_file_that_is_right_and_kept_has_no_error(model: Path, tmp_path: Path,
     named = (f"rollout.fake.cost_model={file}", f"coordination.cost_model={file}")
     made = run(model, tmp_path, *named, "coordination.refine_costs=false")
     # A report's steps are averaged, and the model is linear where these instances run.
-    assert made.loop._control.costs.error == pytest.approx(0, abs=1e-6)
-    assert made.loop._control.costs.model.k3 == COSTS["k3"]
+    assert made.loop._control.view.cost_error == pytest.approx(0, abs=1e-6)
+    assert made.loop._control.view.cost_model.k3 == COSTS["k3"]
 
 
 def test_an_engine_that_takes_no_time_leaves_the_start_values(model: Path, tmp_path: Path) -> None:

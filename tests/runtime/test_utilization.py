@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from staleflow.coordination.commands import Pull
-from staleflow.coordination.reports import InstanceReport
+from staleflow.coordination.actions import Pull
+from staleflow.coordination.events import InstanceReport
 from staleflow.protocol.lifecycle import TrajectoryState
 from staleflow.runtime.utilization import TimeUse
 
@@ -16,8 +16,7 @@ class Picture:
     """As much of `Control` as is looked at: what runs on each instance, and trajectories by state."""
 
     def __init__(self, *running: int, scoring: int = 0, outside: int = 0) -> None:
-        self.fleet: Any = self
-        self.population: Any = self
+        self.view: Any = self
         self._running = running
         self._states = {
             TrajectoryState.RUNNING: sum(running),
@@ -25,13 +24,10 @@ class Picture:
             TrajectoryState.WAITING_EXTERNAL: outside,
         }
 
-    def __len__(self) -> int:
-        return len(self._running)
-
-    def names(self) -> tuple[str, ...]:
+    def instances(self) -> tuple[str, ...]:
         return tuple(f"i{n}" for n in range(len(self._running)))
 
-    def snapshot(self, name: str) -> Any:
+    def instance(self, name: str) -> Any:
         running = self._running[int(name[1:])]
         return InstanceReport(
             instance=name, incarnation=1, revision=1, version=0, acked_seq=0, running=running

@@ -1,10 +1,10 @@
-"""What a simulated instance reports at once, what with its next report, and the order of what is scheduled."""
+"""What a simulated instance reports at once, what with its next report, and the order of events."""
 
 from __future__ import annotations
 
 import math
 
-from staleflow.coordination.commands import Command, Interrupt, Pull, Route
+from staleflow.coordination.actions import Command, Interrupt, Pull, Route
 from staleflow.coordination.cost_model import CostModel
 from staleflow.rollout.instance import InstanceUpdate
 from staleflow.simulation.event_queue import EventQueue

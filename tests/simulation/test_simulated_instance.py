@@ -8,7 +8,7 @@ from itertools import groupby
 
 import pytest
 
-from staleflow.coordination.commands import Abort, Command, Interrupt, Pull, Route
+from staleflow.coordination.actions import Abort, Command, Interrupt, Pull, Route
 from staleflow.coordination.cost_model import CostModel
 from staleflow.data.trajectory import Prompt, Trajectory
 from staleflow.rollout.engine import OnPull

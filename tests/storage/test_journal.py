@@ -7,9 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from staleflow.coordination.commands import Abort, Admission, Interrupt, Pull, Route
-from staleflow.coordination.events import InstanceJoined, InstanceLost
-from staleflow.coordination.reports import InstanceReport, Rejection, TrajectoryReport
+from staleflow.coordination.actions import Abort, Admission, Interrupt, Pull, Route
+from staleflow.coordination.events import (
+    InstanceJoined,
+    InstanceLost,
+    InstanceReport,
+    Rejection,
+    TrajectoryReport,
+)
 from staleflow.errors import RunFolderError
 from staleflow.storage import JournalWriter, read_journal
 from staleflow.storage.journal import LOADS_PER_S

@@ -11,8 +11,8 @@ from staleflow.coordination.batches import BatchSettings
 from staleflow.coordination.control import Control, Patience
 from staleflow.coordination.coordinator import Coordinator
 from staleflow.coordination.cost_model import START_VALUES
+from staleflow.coordination.estimates import OnlineCosts
 from staleflow.coordination.migration import MigrationSettings
-from staleflow.coordination.online_costs import OnlineCosts
 from staleflow.coordination.policies import PolicySettings, build_coordinator, effective_bound
 from staleflow.coordination.stragglers import StragglerRule
 from staleflow.data.schedule import PromptSchedule

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from staleflow.coordination.commands import Command
+from staleflow.coordination.actions import Command
 from staleflow.coordination.events import InstanceJoined
 from staleflow.data.trajectory import TrainBatch, Trajectory
 from staleflow.errors import EngineError

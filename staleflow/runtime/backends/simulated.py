@@ -11,7 +11,7 @@ import heapq
 import math
 from collections.abc import Mapping, Sequence
 
-from staleflow.coordination.commands import Command
+from staleflow.coordination.actions import Command
 from staleflow.data.trajectory import Reward
 from staleflow.errors import RunFailed
 from staleflow.protocol.records import TrainedMember

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from staleflow.config.schema import Config
-from staleflow.coordination.commands import Command, Pull
+from staleflow.coordination.actions import Command, Pull
 from staleflow.coordination.events import InstanceJoined
 from staleflow.data.trajectory import Trajectory
 from staleflow.errors import EngineError, TransportError

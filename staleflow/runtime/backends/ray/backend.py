@@ -22,7 +22,7 @@ import ray
 from ray.exceptions import RayError
 
 from staleflow.config.schema import Config
-from staleflow.coordination.commands import Command
+from staleflow.coordination.actions import Command
 from staleflow.coordination.events import InstanceJoined
 from staleflow.data.trajectory import TrainBatch, Trajectory
 from staleflow.runtime.assembly import instance_names

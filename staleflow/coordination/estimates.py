@@ -1,20 +1,23 @@
-"""The cost model of a run, refined from what instances report.
+"""What a run learns from its instances' reports: how long responses are, and what decoding costs.
 
-Invariants: an observation is predicted before it is learned from, so `error` is never flattered; with
-`refine` off nothing is learned; a constant changes only by a refit (the pull's by each pull seen), is never
-negative, and no refit takes a step's below `_KEPT_SHARE` of what it was, so that noise cannot zero it.
+*Lengths*: means over recent responses, used for trajectories that have only begun.
 
-An observation is the difference between two reports of one incarnation: mean running count, cached tokens
-and joining tokens of the steps between, and the mean time of a step. Of many instances only some pairs of
-reports are looked at, so that the cost for `Control` stays the same.
+*Costs*. Invariants: an observation is predicted before it is learned from, so `error` is never flattered;
+with `refine` off nothing is learned; a constant changes only in a refit (that of a pull with each pull seen),
+never becomes negative, and no refit takes a constant of the step time below `_KEPT_SHARE` of its old value,
+so noise cannot zero it.
 
-A refit knows two things apart. *How fast* all is shows in any observation: the old constants are scaled by
-the median of measured over predicted. *Which part* costs what shows only when load varies: so the scaled
-old model joins the fit as points of little weight, which decide where the observations are silent.
+An observation is the difference between two reports of one incarnation: mean running count, cached tokens and
+joining tokens of the steps between, and their mean time. With many instances only some pairs of reports are
+used, so the cost for `Control` stays constant.
 
-Prefill is learned from pulls that rebuild KV, where it takes most of the time, and from the steps in which
-trajectories join, where it is lost in the noise, only as long as there are none, or while that rate exceeds
-what most steps took: prompts that a group shares may be far cheaper to take in than KV is to rebuild.
+A refit separates two questions. *How fast* everything is shows in any observation: the old constants are
+scaled by the median of measured over predicted. *Which part* costs what shows only when load varies: the
+scaled old model joins the fit as points of little weight, which decide where the observations say nothing.
+
+Prefill is learned from pulls that rebuild KV, because it takes most of their time. It is learned from steps
+that trajectories join, where it is lost in noise, only while there are no such pulls or while their rate
+exceeds the time of most steps: prompts shared by a group may be far cheaper to accept than KV is to rebuild.
 """
 
 from __future__ import annotations
@@ -27,33 +30,103 @@ from operator import mul
 from statistics import median
 from typing import NamedTuple
 
-from staleflow.coordination.cost_fit import StepPoint, fit_steps, gram_matrix, nnls, predicted_s
-from staleflow.coordination.cost_model import CostModel
-from staleflow.coordination.reports import InstanceReport
+from staleflow.coordination.cost_model import (
+    CostModel,
+    StepPoint,
+    fit_steps,
+    gram_matrix,
+    nnls,
+    predicted_s,
+)
+from staleflow.coordination.events import InstanceReport
+
+# ---------------------------------------------------------------------- lengths
+
+GUESS_WEIGHT = 16
+"""Finished trajectories that weigh as much as the first guess: the first to finish are the short ones."""
+LENGTH_MEMORY = 1024
+"""Finished trajectories remembered, older ones (and the guess) with decaying weight: lengths change as a
+model learns, and a wrong guess must not last."""
+TOLERANCE = 0.02
+"""Relative distance from the mean up to which a published value stays: a mean over so few responses is not
+more precise, and values cached per instance stay valid for a while."""
+
+
+class LengthStatistics:
+    """Means over recently finished trajectories, with a first guess."""
+
+    def __init__(self, expected_response: int) -> None:
+        """`expected_response`: the guess, in tokens."""
+        self._count = float(GUESS_WEIGHT)
+        self._tokens = float(GUESS_WEIGHT * expected_response)
+        self._squares = float(GUESS_WEIGHT * expected_response**2)
+        self._prompts = 0.0
+        self._drawn = 0.0
+        self.expected_growth = 0
+        """Mean response length, in tokens."""
+        self.expected_held = 0
+        """Tokens that a running trajectory holds at a random moment: prompt + E[L²] / (2 E[L]).
+
+        Long responses run longer, so they are observed more often than drawn, and on average half way
+        through (the mean age of renewal theory).
+        """
+        self._publish()
+
+    def drawn(self, prompt_length: int) -> None:
+        """A group was drawn."""
+        keep = 1 - 1 / LENGTH_MEMORY
+        self._prompts = keep * self._prompts + prompt_length
+        self._drawn = keep * self._drawn + 1
+        self._publish()
+
+    def finished(self, response_length: int) -> None:
+        """A response is complete."""
+        keep = 1 - 1 / LENGTH_MEMORY
+        self._count = keep * self._count + 1
+        self._tokens = keep * self._tokens + response_length
+        self._squares = keep * self._squares + response_length**2
+        self._publish()
+
+    def _publish(self) -> None:
+        growth = self._tokens / self._count
+        if _is_off(self.expected_growth, growth):
+            self.expected_growth = max(1, round(growth))
+        prompt = self._prompts / self._drawn if self._drawn else 0.0
+        held = prompt + self._squares / (2 * max(1.0, self._tokens))
+        if _is_off(self.expected_held, held):
+            self.expected_held = max(1, round(held))
+
+
+def _is_off(published: int, mean: float) -> bool:
+    return abs(mean - published) > TOLERANCE * published
+
+
+# ---------------------------------------------------------------------- costs
 
 WINDOW = 128
-"""Observations that a refit looks at: some seconds to a minute of a run."""
+"""Observations that a refit uses: seconds to a minute of a run."""
 FIRST_REFIT = 16
-"""Observations before the first refit; then twice as many each time, up to REFIT_EVERY."""
+"""Observations before the first refit; the number doubles each time, up to REFIT_EVERY."""
 REFIT_EVERY = 512
-"""A refit takes some 15 ms: this keeps an observation at some 40 µs in the mean."""
-LOOKED_AT = 16
-"""Instances of which, about, a pair of reports is looked at in one round of all."""
+"""A refit takes about 15 ms, so this keeps the mean cost of an observation near 40 µs."""
+OBSERVED = 16
+"""Approximate number of instances of which a pair of reports is used in one round of all."""
 ERROR_MEMORY = 0.05
-"""Weight of the newest observation in `error`: about the last twenty count."""
+"""Weight of the newest observation in `error`: about the last twenty matter."""
 PULLS = 32
-"""Pulls that are looked at."""
+"""Latest pulls used."""
 _PRIOR_SHARE = 0.1
 """Weight of the old model in a refit, as a share of the window's."""
 _KEPT_SHARE = 0.1
+"""Least share of a constant that a refit keeps."""
 _PREFILL_TRIED = 64
-"""Joining tokens at which the old model is asked."""
+"""Joining tokens at which the old model is evaluated."""
 _KNEES = 6
-"""Places of the knee that a refit tries, beside the old one."""
+"""Knee positions that a refit tries, beside the old one."""
 
 
 class _Counters(NamedTuple):
-    """A report's figures since the incarnation started."""
+    """A report's totals since the incarnation started."""
 
     incarnation: int
     steps: int
@@ -67,7 +140,7 @@ class _Counters(NamedTuple):
 
 
 class OnlineCosts:
-    """Starts with a model; `observe` refines it, if `refine` is set, and in any case tells its `error`."""
+    """A cost model that `observe` refines, if `refine` is set, and whose `error` it tracks in any case."""
 
     def __init__(self, start: CostModel, refine: bool = True) -> None:
         self._model = start
@@ -78,12 +151,12 @@ class OnlineCosts:
         self._refit_at = FIRST_REFIT
         self._pulls: deque[tuple[float, float]] = deque(maxlen=PULLS)  # tokens rebuilt, seconds
         self._names: set[str] = set()
-        self._begun: dict[str, _Counters] = {}  # pairs of which the first report was seen
+        self._begun: dict[str, _Counters] = {}  # first reports of open pairs
         self._reports = 0
 
     @property
     def model(self) -> CostModel:
-        """The constants now."""
+        """The present constants."""
         return self._model
 
     @property
@@ -95,15 +168,15 @@ class OnlineCosts:
         """Take a report in. Reports of one incarnation come in order."""
         self._reports += 1
         self._names.add(report.instance)
-        # Odd, so that it is in step with no round of a power of two of instances.
-        due = self._reports % (len(self._names) // LOOKED_AT | 1) == 0
+        # Odd, so that it is not in phase with a round of 2^k instances.
+        due = self._reports % (len(self._names) // OBSERVED | 1) == 0
         last = self._begun.get(report.instance)
         if last is None and not due:
             return
         now = _counters(report)
         if last is not None and last.incarnation == now.incarnation:
             if now.steps == last.steps:
-                return  # it was idle: the pair goes on
+                return  # the instance was idle: the pair stays open
             if self._refine and now.pulls > last.pulls:
                 self._learn_pull(last, now)
             if now.busy_s > last.busy_s:
@@ -136,7 +209,7 @@ class OnlineCosts:
 
 
 def refitted(model: CostModel, points: Sequence[StepPoint], *, keep_prefill: bool = False) -> CostModel:
-    """The model after a look at these points, which need not tell all constants apart. Pull is kept."""
+    """The model refitted to these points, which need not determine all constants. Pull is kept."""
     ratios = [point.seconds / max(predicted_s(model, point), 1e-12) for point in points]
     old = _scaled(model, median(ratios))
     prior = _asked(old, points)
@@ -148,7 +221,7 @@ def refitted(model: CostModel, points: Sequence[StepPoint], *, keep_prefill: boo
     if old.k3 > 0:
         knees.append(old.k2 / old.k3)
     new = fit_steps([*points, *prior], knees)
-    # Again, with those that the first fit cannot explain (a machine that paused) counting less.
+    # Fit again; points that the first fit cannot explain (a machine that paused) weigh less.
     errors = [abs(predicted_s(new, point) / point.seconds - 1) for point in points]
     usual = 2 * median(errors)
     if max(errors) > usual > 0:
@@ -166,12 +239,12 @@ def refitted(model: CostModel, points: Sequence[StepPoint], *, keep_prefill: boo
 
 
 def pull_costs(model: CostModel, pulls: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """(pull, prefill) after a look at pulls: (tokens rebuilt, seconds above 0) each.
+    """(pull, prefill) fitted to pulls, each (tokens rebuilt, seconds above 0).
 
-    As for the steps, the old constants, scaled, decide what the pulls do not show.
+    As for steps, the scaled old constants decide what the pulls do not show.
     """
-    told = [model.pull + model.prefill_s(rebuilt) for rebuilt, _ in pulls]
-    factor = median(seconds / max(old, 1e-12) for (_, seconds), old in zip(pulls, told, strict=True))
+    predicted = [model.pull + model.prefill_s(rebuilt) for rebuilt, _ in pulls]
+    factor = median(seconds / max(old, 1e-12) for (_, seconds), old in zip(pulls, predicted, strict=True))
     most = max(rebuilt for rebuilt, _ in pulls)
     asked = [(0.0, factor * model.pull), (most, factor * (model.pull + model.prefill_s(most)))]
     weight = sqrt(_PRIOR_SHARE * len(pulls) / len(asked))
@@ -194,13 +267,13 @@ def _scaled(model: CostModel, factor: float) -> CostModel:
 
 
 def _without(prefill: float, points: Sequence[StepPoint]) -> list[StepPoint]:
-    """The points less so many seconds for each token that joined."""
+    """The points with `prefill` seconds subtracted per token that joined."""
     kept = [(point, point.seconds - prefill * point.prefilled) for point in points]
     return [replace(point, seconds=seconds, prefilled=0.0) for point, seconds in kept if seconds > 0]
 
 
 def _asked(model: CostModel, points: Sequence[StepPoint]) -> list[StepPoint]:
-    """What the model says around the points: from one trajectory to twice the most, with short to long KV."""
+    """Predictions around the points: one trajectory to twice the most, with short to long KV."""
     most = max(point.running for point in points)
     context = median(point.kv_tokens / point.running for point in points)
     asked = [
@@ -210,12 +283,12 @@ def _asked(model: CostModel, points: Sequence[StepPoint]) -> list[StepPoint]:
         for prefilled in (0.0, _PREFILL_TRIED)
     ]
     weight = _PRIOR_SHARE * len(points) / len(asked)
-    told = [replace(point, seconds=predicted_s(model, point), weight=weight) for point in asked]
-    return [point for point in told if point.seconds > 0]
+    predicted = [replace(point, seconds=predicted_s(model, point), weight=weight) for point in asked]
+    return [point for point in predicted if point.seconds > 0]
 
 
 def _spread(values: set[float], most: int) -> list[float]:
-    """At most so many of the values, evenly by rank."""
+    """At most `most` of the values, evenly spaced by rank."""
     ranked = sorted(values)
     if len(ranked) <= most:
         return ranked
