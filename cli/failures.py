@@ -1,4 +1,4 @@
-"""What a person sees when a command fails: one sentence and an exit code, never a traceback by surprise."""
+"""What a person sees when a command fails: one sentence and an exit code, and a traceback on request."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from staleflow.errors import (
 def says_what_went_wrong(command: Callable[..., int | None]) -> Callable[..., None]:
     """Turn a command's errors and its returned exit code into the process's exit code.
 
-    With `debug` among the command's arguments set, the traceback is shown as well. Where nobody reads the
-    output any more, nothing is said.
+    With `debug` among the command's arguments set, the traceback is printed too. When the output's pipe is
+    closed, nothing is printed.
     """
 
     @functools.wraps(command)
@@ -34,7 +34,7 @@ def says_what_went_wrong(command: Callable[..., int | None]) -> Callable[..., No
         debug = bool(kwargs.get("debug"))
         try:
             code = command(*args, **kwargs) or 0
-            sys.stdout.flush()  # here, and not at the interpreter's end, where it could only complain
+            sys.stdout.flush()  # here: at the interpreter's end an error could not be handled any more
         except UserError as error:
             code = _fail(str(error), EXIT_USER_ERROR, debug)
         except RunFailed as error:
@@ -42,7 +42,7 @@ def says_what_went_wrong(command: Callable[..., int | None]) -> Callable[..., No
         except KeyboardInterrupt:
             code = _fail("stopped", EXIT_INTERRUPTED, debug)
         except Exception as error:
-            if isinstance(error, BrokenPipeError) and _nobody_reads():
+            if isinstance(error, BrokenPipeError) and _output_is_closed():
                 code = EXIT_CLOSED_PIPE
             else:
                 code = _fail(f"{_one_line(error)}{'' if debug else _traceback_place()}", EXIT_FAILED, debug)
@@ -51,15 +51,15 @@ def says_what_went_wrong(command: Callable[..., int | None]) -> Callable[..., No
     return wrapped
 
 
-def _nobody_reads() -> bool:
-    """Whether it is the output whose pipe is closed. What is left of it then goes nowhere, silently."""
+def _output_is_closed() -> bool:
+    """Whether the pipe of the output is closed. The rest of the output then goes to the null device."""
     try:
         output = sys.stdout.fileno()
-    except OSError:  # it is no file
+    except OSError:  # it is not a file
         return False
     poll = select.poll()
     poll.register(output, 0)
-    if not poll.poll(0):  # asked for nothing, it tells of errors and of a closed other end
+    if not poll.poll(0):  # with an empty mask it reports errors and a closed reader only
         return False
     os.dup2(os.open(os.devnull, os.O_WRONLY), output)
     return True
@@ -78,7 +78,7 @@ def _one_line(error: Exception) -> str:
 
 
 def _traceback_place() -> str:
-    """Write the traceback aside and say where."""
+    """Write the traceback to a file; returns the words that name the file."""
     try:
         with tempfile.NamedTemporaryFile(
             "w", prefix="staleflow-", suffix=".log", delete=False, encoding="utf-8"

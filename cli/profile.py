@@ -31,7 +31,7 @@ from staleflow.coordination.cost_model import (
     step_error,
 )
 from staleflow.errors import UserError
-from staleflow.rollout.profiling import Measured, Profile, plan_loads, profile
+from staleflow.rollout.profiling import MeasuredLoad, Profile, plan_loads, profile
 from staleflow.runtime.assembly import build_engine, build_tokenizer, initial_weights, max_model_len
 from staleflow.storage.cost_file import check_target, save_cost_model
 from staleflow.storage.provenance import provenance
@@ -111,7 +111,7 @@ def _errors(model: CostModel, measured: Profile) -> Errors:
     return errors
 
 
-def _of(loads: Sequence[Measured], spread: bool, *, held_out: bool) -> list[StepPoint]:
+def _of(loads: Sequence[MeasuredLoad], spread: bool, *, held_out: bool) -> list[StepPoint]:
     return [load.step for load in loads if load.spread is spread and load.held_out is held_out]
 
 
@@ -176,7 +176,7 @@ def _error_json(error: FitError) -> dict[str, float] | None:
     return asdict(error) if error.points else None
 
 
-def _load_json(load: Measured) -> dict[str, Any]:
+def _load_json(load: MeasuredLoad) -> dict[str, Any]:
     return {
         "running": load.step.running,
         "kv_tokens": load.step.kv_tokens,

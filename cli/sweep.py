@@ -1,7 +1,7 @@
 """`staleflow sweep`: every combination of some values, one `staleflow run` (or `simulate`) each, compared.
 
 Invariants: all combinations are checked before the first one starts; a run that ended by itself is never run
-again, nor taken for one with another config; one that fails does not stop the others.
+again, and never passes for one with another config; one that fails does not stop the others.
 """
 
 from __future__ import annotations
@@ -61,6 +61,8 @@ def plan_sweep(
     simulate: bool = False,
 ) -> SweepPlan:
     """Every combination of the axes (`key=v1,v2`), each with its config checked. Raises UserError."""
+    from staleflow.runtime.preflight import prepare_sweep
+
     if not axes:
         raise UserError("a sweep needs --eta 0,1,2, --seeds 0,1,2 or --axis key=v1,v2")
     files, overrides = split_arguments(arguments)
@@ -69,6 +71,7 @@ def plan_sweep(
     pipe = next((file for file in files if not file.is_file()), None)
     if pipe is not None:
         raise UserError(f"a sweep reads its config once for each run, so {pipe} must be a file, not a pipe")
+    checked = set()
     values = [_axis(text) for text in axes]
     keys = [key for key, _ in values]
     for key in [*keys, *(text.partition("=")[0] for text in arguments)]:
@@ -84,8 +87,13 @@ def plan_sweep(
         config = load_config(files, chosen, environ, simulated=simulate)
         output = Path(config.run.output_dir)
         folder = checked_path(output, f"{name}/{label}")
+        # The preflight reads neither name nor bound: combinations that differ in nothing else have one.
+        read = config.model_dump_json(exclude={"run": {"name", "steps"}, "staleness": True})
         if is_done(folder):
             _check_agreement(folder, config, simulate)
+        elif read not in checked:
+            prepare_sweep(config, simulated=simulate)
+            checked.add(read)
         runs.append(
             SweepRun(
                 label=label,
@@ -145,7 +153,7 @@ def is_done(folder: Path) -> bool:
 
 
 def _check_agreement(folder: Path, config: Config, simulate: bool) -> None:
-    """Refuse to take a finished run for one with another config, or of another kind. Raises UserError."""
+    """Raise UserError when a finished run has another config than is asked for, or is of the other kind."""
     if (folder / "simulation.json").is_file() != simulate:
         kind = "real" if simulate else "simulated"
         raise UserError(f"the finished run in {folder} is a {kind} one: choose another --name")
@@ -160,17 +168,17 @@ def _check_agreement(folder: Path, config: Config, simulate: bool) -> None:
 
 
 def _run_one(run: SweepRun, *, resume: bool) -> int:
-    # The console of a run would fight with the progress bar for the terminal: one line a step instead.
+    # The live view and the progress bar cannot share the terminal: one line a step instead.
     return _start("run", run, "plain", ["--resume"] if resume else [])
 
 
 def _simulate_one(run: SweepRun, *, again: bool) -> int:
-    # A simulated run is too short to go on with: one that was begun is begun anew.
+    # A simulated run is short and cannot be resumed: one that did not end starts again.
     return _start("simulate", run, "off", ["--clean"] if again else [])
 
 
 def _start(command: str, run: SweepRun, console: str, options: list[str]) -> int:
-    # -P: a checkout that one stands in would hide the installed package, and has no folder of this name.
+    # -P: a checkout in the working directory would hide the installed package and has no staleflow.cli.
     arguments = [sys.executable, "-P", "-m", "staleflow.cli", command, *run.arguments, *options]
     if not any(argument.startswith("telemetry.console=") for argument in run.arguments):
         arguments.append(f"telemetry.console={console}")
@@ -194,7 +202,7 @@ def _axis(text: str) -> tuple[str, list[str]]:
     key, equals, listed = text.partition("=")
     values = parse(f"[{listed}]", f"--axis {key}", origin="from the sweep").values if equals else None
     if not key or not values:
-        raise ConfigError(f"{text!r} is no axis: write --axis key=v1,v2")
+        raise ConfigError(f"{text!r} is not an axis: write --axis key=v1,v2")
     return key, [dump_scalar(value) for value in values]
 
 

@@ -10,12 +10,12 @@ Invariants:
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Mapping
 from typing import Any
 
 from staleflow.errors import ConfigError
+from staleflow.suggestions import did_you_mean
 
 
 def load_named(kind: str, name: str, known: Mapping[str, str]) -> Any:
@@ -26,11 +26,10 @@ def load_named(kind: str, name: str, known: Mapping[str, str]) -> Any:
     path = known.get(name, name)
     module_name, _, attribute = path.rpartition(".")
     if not module_name:
-        close = difflib.get_close_matches(name, known, n=1)
-        meant = f"; did you mean {close[0]!r}?" if close else ""
+        meant = did_you_mean(name, known)
         raise ConfigError(
             f"unknown {kind} {name!r}: use one of {', '.join(sorted(known))} or a dotted path"
-            f" such as my_package.my_module.my_function{meant}"
+            f" such as my_package.my_module.my_function{meant and f'; {meant}'}"
         )
     try:
         module = importlib.import_module(module_name)

@@ -276,7 +276,7 @@ def _simulation(config: Config) -> Iterator[Problem]:
         if gpus % parallel:
             yield (
                 "simulation.rollout_gpus",
-                f"{together}is no multiple of simulation.tensor_parallel {parallel}, the GPUs of one "
+                f"{together}is not a multiple of simulation.tensor_parallel {parallel}, the GPUs of one "
                 "instance",
             )
     for key in ("outages", "slowdowns"):

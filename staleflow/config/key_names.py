@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from difflib import SequenceMatcher
 
 from pydantic.fields import FieldInfo
 
 from staleflow.config.base import Section
 from staleflow.config.yaml_text import Path
+from staleflow.suggestions import LIKE_ENOUGH, likeness
 
 ALIASES: dict[str, str] = {
     "eta": "staleness.bound",
@@ -58,8 +58,6 @@ ALIASES: dict[str, str] = {
 }
 """Well-known names of what a key here means. They are never accepted as keys, only understood in mistakes."""
 
-_CUTOFF = 0.55
-"""Lowest similarity (0 to 1) that is worth a suggestion: `eat` for `eta` has 0.67, unrelated words less."""
 _OTHER_SECTION = 0.1
 """Taken off when only the last part of the key fits, not its section."""
 _LEAST_BEGUN = 3
@@ -89,27 +87,17 @@ def suggestion(model: type[Section], unknown: Path) -> str:
         if path in known:
             scored.append((_likeness(unknown, (*path[:-1], alias)), f"{target} (also called {alias})"))
     best = max(scored)[0]
-    if best < _CUTOFF:
+    if best < LIKE_ENOUGH:
         return ""
     names = sorted({name for score, name in scored if best - score < _TIE})[:_MOST_SUGGESTIONS]
     return f"did you mean {' or '.join(names)}?"
 
 
-def nearest(word: str, allowed: list[str]) -> str:
-    """`did you mean x?` for a mistyped value, or ""."""
-    score, name = max((_ratio(word, a), a) for a in allowed)
-    return f"did you mean {name}?" if score >= _CUTOFF else ""
-
-
 def _likeness(unknown: Path, known: Path) -> float:
     """1 for the same key; high when every part is alike, or the last part is and the section is another."""
-    last = _ratio(unknown[-1], known[-1])
+    last = likeness(unknown[-1], known[-1])
     if unknown[:-1] == known[:-1]:
         begun = len(unknown[-1]) >= _LEAST_BEGUN and known[-1].startswith(unknown[-1])
-        return max(last, _CUTOFF + _OTHER_SECTION) if begun else last
-    whole = min(map(_ratio, unknown, known)) if len(unknown) == len(known) else 0.0
+        return max(last, LIKE_ENOUGH + _OTHER_SECTION) if begun else last
+    whole = min(map(likeness, unknown, known)) if len(unknown) == len(known) else 0.0
     return max(whole, last) - _OTHER_SECTION
-
-
-def _ratio(a: str, b: str) -> float:
-    return SequenceMatcher(None, a.lower(), b.lower()).ratio()

@@ -42,7 +42,7 @@ def split_arguments(arguments: Iterable[str]) -> tuple[list[FilePath], list[str]
         elif _OVERRIDE.fullmatch(argument):
             overrides.append(argument)
         elif "=" in argument and not argument.endswith((".yaml", ".yml")):
-            raise ConfigError(f"{argument!r} is no override: write key.path=value")
+            raise ConfigError(f"{argument!r} is not an override: write key.path=value")
         else:
             raise ConfigError(
                 f"there is no config file {argument!r}; an override is written key.path=value, "
@@ -85,7 +85,7 @@ def file_layer(path: FilePath, *, origin: str | None = None) -> Layer:
 def environment_layers(environ: Mapping[str, str]) -> list[Layer]:
     """A layer for each variable STALEFLOW__SECTION__KEY; names are not case-sensitive.
 
-    Raises ConfigError for a name that nearly is one: nobody wants it to be passed over.
+    Raises ConfigError for a name that is almost one: it would be silently ignored.
     """
     layers = []
     for name in sorted(environ):
@@ -95,7 +95,7 @@ def environment_layers(environ: Mapping[str, str]) -> list[Layer]:
                 raise ConfigError(f"the environment variable {name} names no key: {_ENVIRONMENT_FORM}")
             layers.append(_value_layer(key, environ[name], name, f"from the environment variable {name}"))
         elif name.upper().startswith("STALEFLOW_") and "__" in name:
-            raise ConfigError(f"the environment variable {name} is no config key: {_ENVIRONMENT_FORM}")
+            raise ConfigError(f"the environment variable {name} is not a config key: {_ENVIRONMENT_FORM}")
     return layers
 
 
@@ -105,7 +105,7 @@ def override_layers(overrides: Sequence[str], origin: str = "from the command li
     for text in overrides:
         match = _OVERRIDE.fullmatch(text)
         if match is None:
-            raise ConfigError(f"{text!r} is no override: write key.path=value, as in staleness.bound=2")
+            raise ConfigError(f"{text!r} is not an override: write key.path=value, as in staleness.bound=2")
         layers.append(_value_layer(tuple(match["key"].split(".")), match["value"], match["key"], origin))
     return layers
 

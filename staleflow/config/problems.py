@@ -17,9 +17,10 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from staleflow.config.base import Section, UnknownName
-from staleflow.config.key_names import key_paths, nearest, suggestion
+from staleflow.config.key_names import key_paths, suggestion
 from staleflow.config.yaml_text import Layer, Path, dump_scalar
 from staleflow.errors import ConfigError
+from staleflow.suggestions import did_you_mean
 
 _LONGEST_VALUE = 60
 """Characters of a value that a message repeats."""
@@ -100,7 +101,7 @@ def _unknown_in_map(path: Path, expected: str, layer: Layer) -> str:
     """`expected`: the keys there are, as pydantic lists them."""
     known = re.findall(r"'(\w+)'", expected)
     value = reduce(lambda values, part: values[part], path, layer.values)
-    hint = nearest(path[-1], known) or f"{'.'.join(path[:-1])} has {', '.join(known)}"
+    hint = did_you_mean(path[-1], known) or f"{'.'.join(path[:-1])} has {', '.join(known)}"
     return f"{'.'.join(path)}: unknown key ({read_where(layer, path, value)}); {hint}"
 
 
@@ -121,14 +122,14 @@ def _allowed(details: ErrorDetails, field: FieldInfo | None) -> tuple[str, str]:
     if kind == "literal_error" and field is not None:
         choices = [str(choice) for choice in get_args(field.annotation)]
         allowed = ", ".join(choices)
-        hint = nearest(str(details["input"]), choices)
+        hint = did_you_mean(str(details["input"]), choices)
     elif kind in _LIMITS:
         words, key = _LIMITS[kind]
         allowed = f"{words} {json.dumps(context[key])}"
     elif kind == "value_error":
         allowed = str(context["error"]).removeprefix("allowed: ")
         if isinstance(context["error"], UnknownName):
-            hint = nearest(str(details["input"]), list(context["error"].known))
+            hint = did_you_mean(str(details["input"]), list(context["error"].known))
     elif kind == "too_long":
         allowed = f"a list of {context['max_length']}"
     else:

@@ -26,7 +26,7 @@ class FakeLengths(Section):
     """Longest length (uniform, lognormal)."""
 
 
-class FakeEngine(Section):
+class FakeEngineConfig(Section):
     """The fake engine: no model, scripted lengths and speed."""
 
     lengths: FakeLengths = FakeLengths()
@@ -83,4 +83,4 @@ class Rollout(Section):
     threads: int = Field(default=1, ge=1)
     """CPU threads of each instance."""
     vllm: Vllm = Vllm()
-    fake: FakeEngine = FakeEngine()
+    fake: FakeEngineConfig = FakeEngineConfig()

@@ -11,7 +11,7 @@ from staleflow.config.base import EngineName, Section, VerifierName
 Count = Annotated[int, Field(ge=1)]
 
 
-class Reward(Section):
+class RewardConfig(Section):
     """Scoring of responses, in processes of their own with hard limits."""
 
     verifier: VerifierName = "exact_match"

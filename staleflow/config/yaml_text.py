@@ -122,7 +122,9 @@ class _Reader:
                 return float(re.sub(r"\.(?=inf|Inf|INF|nan|NaN|NAN)", "", node.value))
             return self._loader.construct_object(node)
         except (ValueError, KeyError) as error:  # an explicit tag that its text does not fit
-            raise ConfigError(f"{place}: {node.value!r} is no {node.tag.removeprefix(_TAG)}") from error
+            raise ConfigError(
+                f"{place}: {node.value!r} is not a valid {node.tag.removeprefix(_TAG)}"
+            ) from error
 
 
 class _Dumper(yaml.SafeDumper):

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from staleflow.data.chat import PLAIN, ChatFormat, PromptWriter
-from staleflow.data.names import nearest
 from staleflow.data.tokenizers import Tokenizer
 from staleflow.data.trajectory import Prompt
 from staleflow.errors import ConfigError
+from staleflow.suggestions import did_you_mean
 
 HELD_OUT_SEED = 1_000_003
 """Added to the seed for the held-out split: far from any seed that a person would count up to."""
@@ -41,7 +41,8 @@ class ReasoningGymSource:
         from reasoning_gym.factory import DATASETS, create_dataset
 
         if task not in DATASETS:
-            raise ConfigError(f"reasoning-gym has no task {task!r}{nearest(task, DATASETS)}")
+            meant = did_you_mean(task, DATASETS)
+            raise ConfigError(f"reasoning-gym has no task {task!r}{meant and f'; {meant}'}")
         shift = HELD_OUT_SEED if split == "held_out" else 0
         try:
             self._items = create_dataset(task, size=size, seed=seed + shift, **(options or {}))

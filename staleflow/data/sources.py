@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from typing import Any, Literal, Protocol
 
 from staleflow.data.chat import PLAIN, ChatFormat
-from staleflow.data.names import nearest
 from staleflow.data.table import ANSWER_MARKER
 from staleflow.data.tokenizers import Tokenizer
 from staleflow.data.trajectory import Prompt
 from staleflow.errors import ConfigError, DataError
 from staleflow.registry import load_named
+from staleflow.suggestions import did_you_mean
 
 SOURCES: Mapping[str, str] = {
     "sums": "staleflow.data.sums.SumsSource",
@@ -103,9 +103,10 @@ def _accepted(
     for option in options:
         if option in settings or not (takes_any or option in own):
             allowed = ", ".join(own) or "none"
+            meant = did_you_mean(option, own)
             raise ConfigError(
-                f"data.options.{option} is no option of the data source {name!r}"
-                f" (options: {allowed}){nearest(option, own) or '.'}"
+                f"data.options.{option} is not an option of the data source {name!r}"
+                f" (options: {allowed}){f'; {meant}' if meant else '.'}"
             )
     if settings["path"] is not None and not takes_any and "path" not in parameters:
         raise ConfigError(f"data.path is set, but the data source {name!r} reads no file; leave it out.")

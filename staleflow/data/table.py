@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from staleflow.data.chat import PLAIN, ChatFormat, PromptWriter, Written
-from staleflow.data.names import nearest
 from staleflow.data.tokenizers import Tokenizer
 from staleflow.data.trajectory import Prompt
 from staleflow.errors import ConfigError, DataError
+from staleflow.suggestions import did_you_mean
 
 Row = tuple[str, Mapping[str, Any]]
 """Where it stands, for messages, and its columns."""
@@ -223,8 +223,10 @@ def _column(where: str, row: Mapping[str, Any], name: str) -> Any:
     for part in name.split("."):
         if not isinstance(value, Mapping) or part not in value:
             found = ", ".join(map(str, value)) if isinstance(value, Mapping) else "none"
-            meant = nearest(part, list(map(str, value))) if isinstance(value, Mapping) else ""
-            raise DataError(f"{where}: there is no column {name!r} (columns: {found}){meant or '.'}")
+            meant = did_you_mean(part, map(str, value)) if isinstance(value, Mapping) else ""
+            raise DataError(
+                f"{where}: there is no column {name!r} (columns: {found}){f'; {meant}' if meant else '.'}"
+            )
         value = value[part]
     return value
 

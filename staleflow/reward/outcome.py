@@ -30,7 +30,7 @@ _log = logging.getLogger("staleflow.reward")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class VerifierOutcome:
     """One call of a verifier."""
 
     status: Status
@@ -62,7 +62,7 @@ class OutcomePolicy:
         self._on_failure = on_failure
         self._counter: Counter[Status] = Counter()
 
-    def reward(self, trajectory_id: str, outcome: Outcome) -> Reward:
+    def reward(self, trajectory_id: str, outcome: VerifierOutcome) -> Reward:
         """The reward of a call's outcome. Never-scored (`failed`) ones are always masked."""
         status = outcome.status
         self._counter[status] += 1
@@ -90,7 +90,7 @@ class OutcomePolicy:
         )
 
 
-def judge(call: Callable[[], object]) -> Outcome:
+def judge(call: Callable[[], object]) -> VerifierOutcome:
     """Call a verifier with its request bound, and say what came of it."""
     start = time.perf_counter()
     status: Status = "ok"
@@ -106,7 +106,7 @@ def judge(call: Callable[[], object]) -> Outcome:
         status, message = "memory", "memory limit reached"
     except (Exception, SystemExit) as error:
         status, message = "error", _described(error)
-    return Outcome(
+    return VerifierOutcome(
         status=status,
         raw=raw if status == "ok" else 0.0,
         seconds=time.perf_counter() - start,

@@ -31,7 +31,7 @@ from typing import Self
 
 from staleflow.data.trajectory import Reward
 from staleflow.errors import ConfigError, RunFailed
-from staleflow.reward.outcome import OnFailure, Outcome, OutcomePolicy, RewardCounts
+from staleflow.reward.outcome import OnFailure, OutcomePolicy, RewardCounts, VerifierOutcome
 from staleflow.reward.supervisor import Supervisor
 from staleflow.reward.verifiers import ScoreRequest
 from staleflow.reward.worker_process import Item, WorkerProcess
@@ -134,7 +134,7 @@ class RewardPool:
     ) -> None:
         self.close()
 
-    def _answer(self, item: Item, outcome: Outcome) -> None:
+    def _answer(self, item: Item, outcome: VerifierOutcome) -> None:
         with self._changed:
             self._answers.append((item.trajectory_id, self._policy.reward(item.trajectory_id, outcome)))
             self._changed.notify_all()

@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from staleflow.errors import ConfigError, RunFailed
-from staleflow.reward.outcome import Outcome, Status
+from staleflow.reward.outcome import Status, VerifierOutcome
 from staleflow.reward.worker_process import Item, WorkerProcess
 
 _BATCH_SECONDS = 0.05
@@ -46,7 +46,7 @@ class Supervisor:
         *,
         workers: int,
         timeout_s: float,
-        answer: Callable[[Item, Outcome], None],
+        answer: Callable[[Item, VerifierOutcome], None],
         on_broken: Callable[[], None],
     ) -> None:
         """`answer` is called from the loop's thread, once for each item, `on_broken` after the last of them.
@@ -178,7 +178,7 @@ class Supervisor:
                 worker.worn = worn
                 worker.deadline = time.monotonic() + self._timeout_s if worker.assigned else None
                 self._mean_s += _MEAN_WEIGHT * (seconds - self._mean_s)
-                self._answer(item, Outcome(status=status, raw=raw, seconds=seconds, message=message))
+                self._answer(item, VerifierOutcome(status=status, raw=raw, seconds=seconds, message=message))
 
     def _replace(self, worker: WorkerProcess, status: Status | None) -> None:
         """Kill a worker and start another. The head of its batch is to blame for `status` (None: nobody)."""
@@ -195,7 +195,8 @@ class Supervisor:
         elif status is not None and worker.assigned:
             seconds = self._timeout_s + time.monotonic() - (worker.deadline or 0.0)
             self._answer(
-                worker.assigned.popleft(), Outcome(status=status, seconds=seconds, message=f"worker {ended}")
+                worker.assigned.popleft(),
+                VerifierOutcome(status=status, seconds=seconds, message=f"worker {ended}"),
             )
         self._queue.extendleft(reversed(worker.assigned))
         self._workers.append(self._start_worker())
@@ -204,7 +205,7 @@ class Supervisor:
         with self._lock:
             left = [item for worker in self._workers for item in worker.assigned]
             for item in [*left, *self._queue, *self._incoming]:
-                self._answer(item, Outcome(status="failed", message=reason))
+                self._answer(item, VerifierOutcome(status="failed", message=reason))
             self._queue.clear()
             self._incoming.clear()
             for worker in self._workers:

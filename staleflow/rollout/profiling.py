@@ -52,7 +52,7 @@ class ProfileLoad:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class MeasuredLoad:
     """What one load took."""
 
     step: StepPoint
@@ -68,7 +68,7 @@ class Measured:
 class Profile:
     """All that was measured."""
 
-    loads: tuple[Measured, ...]
+    loads: tuple[MeasuredLoad, ...]
     pull_s: float
     """Fastest `load_weights` with nothing running, in seconds."""
 
@@ -196,11 +196,11 @@ def _measure(
     return _Timing(points[0].seconds, tuple(points[1:]))
 
 
-def _summed_up(load: ProfileLoad, times: Sequence[_Timing]) -> Measured:
+def _summed_up(load: ProfileLoad, times: Sequence[_Timing]) -> MeasuredLoad:
     steps = [step for timing in times for step in timing.steps]
     fastest = min(steps, key=lambda step: step.seconds)
     prefill = min(timing.first_s for timing in times) - fastest.seconds
-    return Measured(
+    return MeasuredLoad(
         step=fastest,
         usual_s=median(step.seconds for step in steps),
         prefill=PrefillPoint(tokens=sum(load.lengths), seconds=prefill) if prefill > 0 else None,

@@ -1,29 +1,28 @@
 """From a config to a finished run folder: what `staleflow run` does.
 
-Order: check everything that can be wrong before anything is created; take the run folder; start; watch; end.
-Ctrl-C once finishes the step, saves and writes the report; twice stops now. Either way no process is left.
+Order: preflight, run folder, start, watch, end. Ctrl-C once finishes the step, saves and writes the report;
+twice stops now. Either way no process is left.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 
 from staleflow.config.schema import Config
-from staleflow.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, ConfigError, RunFailed
+from staleflow.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, RunFailed
 from staleflow.protocol.records import Start
-from staleflow.runtime.assembly import DataParts, check_own_parts, kept_bound, read_data
-from staleflow.runtime.session import InlineSession, RunPaths, Session
-from staleflow.runtime.start import StartPoint, first_start, resumed_start
+from staleflow.runtime.assembly import build_inline_session, build_ray_session, kept_bound
+from staleflow.runtime.interrupts import Interrupts
+from staleflow.runtime.preflight import ReadyRun, prepare_run
+from staleflow.runtime.session import Session
+from staleflow.runtime.start import RunPaths, StartPoint, first_start, resumed_start
 from staleflow.storage.provenance import provenance
 from staleflow.storage.run_folder import RunFolder
 from staleflow.telemetry.console import RunConsole, make_console
@@ -43,16 +42,12 @@ ALL_FILTERED = (
 
 
 def launch(config: Config, *, resume: bool, clean: bool) -> int:
-    """Run to the end; returns the exit code. Raises UserError before anything is started, or RunFailed."""
-    check_own_parts(config)
-    data = read_data(config)
-    for note in data.notes:
+    """Run to the end; returns the exit code. Raises UserError before the run folder exists, or RunFailed."""
+    ready = prepare_run(config, resume=resume, clean=clean)
+    for note in ready.data.notes:
         print(f"note: {note}", file=sys.stderr)
-    _check_shared_memory(config)
-    with run_folder(config, resume=resume, clean=clean) as folder:
+    with ready.cluster or nullcontext(), run_folder(config, resume=resume, clean=clean) as folder:
         config = config.model_copy(update={"run": config.run.model_copy(update={"name": folder.name})})
-        if resume:
-            folder.check_config(config.model_dump(mode="json"))
         start = _start_point(config, folder, resume=resume)
         folder.write_config(config.to_yaml(), provenance())
         paths = RunPaths(
@@ -63,7 +58,7 @@ def launch(config: Config, *, resume: bool, clean: bool) -> int:
             journal=folder.journal.resolve() if config.telemetry.journal else None,
         )
         console = make_console(config.telemetry.console)
-        reason = watched(lambda: _start_session(config, data, start, paths), config, folder, console)
+        reason = watched(lambda: _start_session(config, ready, start, paths), config, folder, console)
     return say_how_it_ended(config, folder, reason)
 
 
@@ -74,18 +69,6 @@ def say_how_it_ended(config: Config, folder: RunFolder, reason: str) -> int:
         print(ALL_FILTERED.format(config.data.max_filtered_batches), file=sys.stderr)
         return EXIT_FAILED
     return EXIT_INTERRUPTED if reason == "interrupted" else EXIT_OK
-
-
-def _check_shared_memory(config: Config) -> None:
-    """On this machine it can be looked at before anything starts; on others the parameter server does."""
-    directory = config.cluster.shared_memory_dir
-    if directory is None or config.cluster.runtime == "inline" or config.cluster.address is not None:
-        return
-    if not (os.path.isdir(directory) and os.access(directory, os.W_OK | os.X_OK)):
-        raise ConfigError(
-            f"cluster.shared_memory_dir is {directory!r}, which is no writable folder; name one in memory, "
-            "such as /dev/shm, or leave it out"
-        )
 
 
 @contextmanager
@@ -120,12 +103,10 @@ def opening_record(config: Config) -> Start:
     )
 
 
-def _start_session(config: Config, data: DataParts, start: StartPoint, paths: RunPaths) -> Session:
-    if config.cluster.runtime == "inline":
-        return InlineSession(config, data, start, paths)
-    from staleflow.runtime.backends.ray.session import RaySession
-
-    return RaySession(config, start, paths)
+def _start_session(config: Config, ready: ReadyRun, start: StartPoint, paths: RunPaths) -> Session:
+    if ready.cluster is None:
+        return build_inline_session(config, ready.data, start, paths)
+    return build_ray_session(config, ready.cluster, start, paths)
 
 
 # ---------------------------------------------------------------------- watching
@@ -197,29 +178,6 @@ def _watch(session: Session, interrupts: Interrupts, console: RunConsole, sinks:
 
 class StoppedNow(Exception):
     """The person pressed Ctrl-C twice."""
-
-
-class Interrupts:
-    """Counts Ctrl-C (and SIGTERM) while it is entered; a third one gets through as KeyboardInterrupt."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._before: dict[signal.Signals, object] = {}
-
-    def __enter__(self) -> Interrupts:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._note)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.count += 1
-        if self.count > 2:
-            raise KeyboardInterrupt
 
 
 # ---------------------------------------------------------------------- sinks and report

@@ -67,6 +67,7 @@ from staleflow.telemetry.events import (
     EvaluationFailed,
     EventStream,
     InstanceDown,
+    LoopClosed,
     PhaseBegan,
     ReportReceived,
     RunBegan,
@@ -211,6 +212,7 @@ class RunLoop(Generic[P, B]):
         finally:
             try:
                 self._ledger.close()
+                emit(LoopClosed)
             finally:  # a full disk must not leave processes behind
                 self._backend.close()
 

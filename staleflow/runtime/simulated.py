@@ -17,21 +17,21 @@ from typing import Any
 from staleflow.config.schema import Config
 from staleflow.coordination.control import Control, Patience
 from staleflow.coordination.estimates import OnlineCosts
-from staleflow.runtime.assembly import build_control, build_costs, kept_bound
+from staleflow.runtime.assembly import build_control, build_costs, build_journal, build_monitor, kept_bound
+from staleflow.runtime.backends.simulated import SimulatedBackend
 from staleflow.runtime.launch import opening_record, run_folder, say_how_it_ended, watched
-from staleflow.runtime.observer import Intervals
-from staleflow.runtime.session import RunPaths, ThreadSession, make_journal, make_observer
-from staleflow.runtime.simulated_watch import RunWatch, SimulatedClock
-from staleflow.runtime.start import StartPoint, first_start
-from staleflow.runtime.utilization import LOOK_EVERY_S
+from staleflow.runtime.preflight import prepare_simulation
+from staleflow.runtime.session import ThreadSession
+from staleflow.runtime.simulate import simulated_loop
+from staleflow.runtime.start import RunPaths, StartPoint, first_start
 from staleflow.simulation.bounds import SIDES, find_bounds
-from staleflow.simulation.cluster import SimulatedCluster
-from staleflow.simulation.hardware import cluster_settings
 from staleflow.simulation.settings import ClusterSettings, always_right
 from staleflow.storage.ledger import LedgerWriter
 from staleflow.storage.provenance import provenance
 from staleflow.telemetry.jsonl import JsonlSink
+from staleflow.telemetry.monitor import Intervals
 from staleflow.telemetry.progress import make_progress
+from staleflow.telemetry.utilization import LOOK_EVERY_S
 
 INSTANCES_PER_LOOK_S = 250.0
 """Looking at so many instances a simulated second is cheap beside what they do in it."""
@@ -40,8 +40,7 @@ SAMPLES_BEFORE_DOUBLING = 200
 
 def simulate_run(config: Config, *, clean: bool) -> int:
     """Simulate to the end; returns the exit code. Raises UserError before anything is made, or RunFailed."""
-    settings = cluster_settings(config)
-    build_costs(config)
+    settings = prepare_simulation(config, clean=clean)
     with run_folder(config, resume=False, clean=clean) as folder:
         config = config.model_copy(update={"run": config.run.model_copy(update={"name": folder.name})})
         folder.write_config(config.to_yaml(), provenance())
@@ -93,44 +92,36 @@ class SimulatedSession(ThreadSession):
         self, config: Config, settings: ClusterSettings, paths: RunPaths, control: Control | None = None
     ) -> None:
         """`control` None: that of `simulated_control`."""
-        start, clock = first_start(opening_record(config)), SimulatedClock()
+        start, backend = first_start(opening_record(config)), SimulatedBackend(settings)
+        began = time.monotonic()
+
+        def speed() -> dict[str, float]:
+            wall_s = time.monotonic() - began
+            seconds = backend.clock.now()
+            return {"simulation/wall_s": wall_s, "simulation/speed": seconds / max(1e-9, wall_s)}
+
         look_s = max(LOOK_EVERY_S, settings.instances / INSTANCES_PER_LOOK_S)
-        observer = make_observer(
+        monitor = build_monitor(
             config,
             paths,
-            clock,
+            backend.clock,
             intervals=Intervals(
                 look_s=look_s, sample_s=max(1.0, 20 * look_s), double_after=SAMPLES_BEFORE_DOUBLING
             ),
             redraw=time.monotonic,
             has_rewards=settings.reward is not always_right,
+            extra_summary=speed,
         )
-        control = control or simulated_control(config, settings, start)
-        ledger = LedgerWriter(paths.ledger)
-        journal = make_journal(paths, start, observer, clock)
-
-        def append(record: Any, seq: int, attempt: int) -> None:
-            ledger.append(record, seq, attempt)
-            journal.ledger(seq)
-
-        cluster = SimulatedCluster(
-            control=control,
+        loop = simulated_loop(
+            control or simulated_control(config, settings, start),
+            backend,
             settings=settings,
-            opening=opening_record(config),
-            append=append,
-            watch=RunWatch(
-                control=control, clock=clock, observer=observer, journal=journal, stopwatch=time.monotonic
-            ),
+            steps=config.run.steps,
+            opening=start.opening,
+            ledger=LedgerWriter(paths.ledger),
+            listeners=[monitor, build_journal(paths, start, monitor, backend.clock)],
         )
-
-        def run() -> str:
-            try:
-                return cluster.run().reason
-            finally:
-                ledger.close()
-                journal.close()
-
-        super().__init__(observer, run, cluster.request_stop)
+        super().__init__(monitor, loop.run, loop.request_stop)
 
 
 def simulated_control(config: Config, settings: ClusterSettings, start: StartPoint) -> Control:

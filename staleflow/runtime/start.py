@@ -1,4 +1,4 @@
-"""Where an attempt of a run begins: at version 0, or where a checkpoint left off."""
+"""Where an attempt of a run begins (at version 0, or at a checkpoint), and where it writes."""
 
 from __future__ import annotations
 
@@ -53,3 +53,15 @@ def resumed_start(opening: Start, ledger: Path, checkpoints: Path) -> StartPoint
         used=state.used,
         checkpoint=checkpoint,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPaths:
+    """Where an attempt writes."""
+
+    name: str
+    ledger: Path
+    checkpoints: Path
+    logs: Path
+    journal: Path | None = None
+    """None: telemetry.journal is off."""

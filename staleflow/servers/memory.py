@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from staleflow.errors import TransportError
-from staleflow.servers.segment import Layout
+from staleflow.servers.segment import SegmentLayout
 from staleflow.servers.transport import ScopedLease, Tensors
 
 
@@ -25,7 +25,7 @@ class MemoryTransport:
         self._versions: dict[int, Tensors] = {}
         self._leases: dict[int, int] = {}
         self._newest: int | None = None
-        self._layout: Layout | None = None
+        self._layout: SegmentLayout | None = None
 
     @property
     def handle(self) -> MemoryTransport:
@@ -49,7 +49,7 @@ class MemoryTransport:
         if self._newest is not None and version <= self._newest:
             raise TransportError(f"weight version {version} is not above the newest, {self._newest}")
         copies = {name: _frozen_copy(tensor) for name, tensor in tensors.items()}
-        layout = Layout.of(copies)
+        layout = SegmentLayout.of(copies)
         if self._layout is not None and (difference := self._layout.difference(layout)):
             raise TransportError(f"weight version {version} does not fit the first push: {difference}")
         self._layout = layout

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from staleflow.errors import TransportError
-from staleflow.servers.segment import Layout
+from staleflow.servers.segment import SegmentLayout
 from staleflow.servers.shared_memory_reader import SharedMemoryLease, SharedMemorySubscriber
 from staleflow.servers.shared_memory_writer import SharedMemoryPublisher
 
@@ -40,7 +40,7 @@ class Offer:
     ticket: str
     version: int
     manifest: bytes
-    """Of the segment, see `segment.Layout`."""
+    """Of the segment, see `segment.SegmentLayout`."""
     piece_bytes: int
     pieces: int
 
@@ -144,7 +144,7 @@ class Receiver:
         try:
             if known is not None and offer.version <= known:
                 return known
-            self._store.receive(offer.version, Layout.from_manifest(offer.manifest), self._fill(offer))
+            self._store.receive(offer.version, SegmentLayout.from_manifest(offer.manifest), self._fill(offer))
             return offer.version
         finally:
             self._sender.done(offer.ticket)
@@ -156,7 +156,7 @@ class Receiver:
         """
         offer = self._sender.open(self._reader, version)
         try:
-            layout = Layout.from_manifest(offer.manifest)
+            layout = SegmentLayout.from_manifest(offer.manifest)
             return self._store.receive_older(offer.version, layout, self._fill(offer))
         finally:
             self._sender.done(offer.ticket)

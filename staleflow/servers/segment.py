@@ -59,21 +59,21 @@ class TensorSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class SegmentLayout:
     """The manifest: all tensors of a model."""
 
     specs: tuple[TensorSpec, ...]
     payload_bytes: int
 
     @staticmethod
-    def of(tensors: Mapping[str, NDArray[Any]]) -> Layout:
+    def of(tensors: Mapping[str, NDArray[Any]]) -> SegmentLayout:
         """Lay tensors out one after the other. Raises TransportError for types that have no plain bytes."""
-        layout = Layout((), 0)
+        layout = SegmentLayout((), 0)
         for name, tensor in tensors.items():
             layout = layout.with_tensor(name, tensor)
         return layout
 
-    def with_tensor(self, name: str, tensor: NDArray[Any]) -> Layout:
+    def with_tensor(self, name: str, tensor: NDArray[Any]) -> SegmentLayout:
         """This layout and one tensor behind it. Raises TransportError when its type has no plain bytes."""
         if tensor.dtype.kind not in "biufc":
             raise TransportError(
@@ -82,7 +82,7 @@ class Layout:
             )
         offset = _round_up(self.payload_bytes, _TENSOR_ALIGNMENT)
         spec = TensorSpec(name=name, dtype=tensor.dtype.str, shape=tensor.shape, offset=offset)
-        return Layout((*self.specs, spec), offset + tensor.nbytes)
+        return SegmentLayout((*self.specs, spec), offset + tensor.nbytes)
 
     @property
     def manifest(self) -> bytes:
@@ -92,11 +92,11 @@ class Layout:
         ).encode()
 
     @staticmethod
-    def from_manifest(manifest: bytes) -> Layout:
+    def from_manifest(manifest: bytes) -> SegmentLayout:
         """Inverse of `manifest`."""
         data = json.loads(manifest)
         specs = (TensorSpec(**{**spec, "shape": tuple(spec["shape"])}) for spec in data["specs"])
-        return Layout(tuple(specs), data["payload_bytes"])
+        return SegmentLayout(tuple(specs), data["payload_bytes"])
 
     @property
     def file_bytes(self) -> int:
@@ -108,7 +108,7 @@ class Layout:
         """Bytes from the start of the file."""
         return PAYLOAD_OFFSET + _round_up(self.payload_bytes, _TENSOR_ALIGNMENT)
 
-    def difference(self, other: Layout) -> str:
+    def difference(self, other: SegmentLayout) -> str:
         """A tensor in which `other` is not like this layout, for a message; empty if all are alike.
 
         The order does not matter: a segment is written by name.
@@ -130,10 +130,10 @@ class Draft:
     def __init__(self, path: Path) -> None:
         """Create the file, in the place of one that a writer left unfinished."""
         self.path = path
-        self.layout = Layout((), 0)
+        self.layout = SegmentLayout((), 0)
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
 
-    def reserve(self, layout: Layout) -> None:
+    def reserve(self, layout: SegmentLayout) -> None:
         """Take the memory of a known layout, its payload to be written later."""
         self.layout = layout
         os.posix_fallocate(self._descriptor, 0, layout.file_bytes)
@@ -165,7 +165,7 @@ class Draft:
             left, offset = left[written:], offset + written
 
 
-class Segment:
+class WeightSegment:
     """A mapped segment file. The caller holds the lock that its use needs."""
 
     def __init__(self, path: Path, *, writable: bool = False) -> None:
@@ -185,7 +185,7 @@ class Segment:
         magic, _, _, manifest, manifest_bytes = _HEADER.unpack_from(self._map)
         if magic != _MAGIC:
             raise TransportError(f"{path} is not a weight segment of this version of staleflow")
-        self.layout = Layout.from_manifest(self._map[manifest : manifest + manifest_bytes])
+        self.layout = SegmentLayout.from_manifest(self._map[manifest : manifest + manifest_bytes])
         self.views: dict[str, NDArray[Any]] = {
             spec.name: np.ndarray(spec.shape, np.dtype(spec.dtype), self._map, PAYLOAD_OFFSET + spec.offset)
             for spec in self.layout.specs

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from staleflow.errors import TransportError
 from staleflow.servers.file_lock import FileLock, try_lock
-from staleflow.servers.segment import Layout, Segment
+from staleflow.servers.segment import SegmentLayout, WeightSegment
 from staleflow.servers.store_files import read_newest, segment_names
 from staleflow.servers.transport import ScopedLease, Tensors
 
@@ -20,10 +20,10 @@ _LEASE_ATTEMPTS = 1000
 class SharedMemoryLease(ScopedLease):
     """A segment under a shared lock."""
 
-    def __init__(self, segment: Segment, lock: FileLock, version: int) -> None:
+    def __init__(self, segment: WeightSegment, lock: FileLock, version: int) -> None:
         self.version = version
         # Of the segment as it is now: its own are dropped when the subscriber closes.
-        self._shown: tuple[Tensors, NDArray[np.uint8], Layout] | None
+        self._shown: tuple[Tensors, NDArray[np.uint8], SegmentLayout] | None
         self._shown = segment.views, segment.payload, segment.layout
         self._lock = lock
 
@@ -38,7 +38,7 @@ class SharedMemoryLease(ScopedLease):
         return self._what_is_shown()[1]
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> SegmentLayout:
         """How they lie there."""
         return self._what_is_shown()[2]
 
@@ -47,7 +47,7 @@ class SharedMemoryLease(ScopedLease):
         self._shown = None
         self._lock.release()
 
-    def _what_is_shown(self) -> tuple[Tensors, NDArray[np.uint8], Layout]:
+    def _what_is_shown(self) -> tuple[Tensors, NDArray[np.uint8], SegmentLayout]:
         if self._shown is None:
             raise TransportError(f"the lease on weight version {self.version} was released")
         return self._shown
@@ -58,7 +58,7 @@ class SharedMemorySubscriber:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._segments: dict[str, Segment] = {}
+        self._segments: dict[str, WeightSegment] = {}
 
     def newest(self) -> int | None:
         """See `transport.Subscriber`."""
@@ -108,7 +108,7 @@ class SharedMemorySubscriber:
             return None
         return SharedMemoryLease(segment, lock, version)
 
-    def _segment(self, name: str) -> Segment:
+    def _segment(self, name: str) -> WeightSegment:
         if name not in self._segments:
-            self._segments[name] = Segment(self._folder / name)
+            self._segments[name] = WeightSegment(self._folder / name)
         return self._segments[name]

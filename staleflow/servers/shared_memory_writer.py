@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from staleflow.errors import TransportError
 from staleflow.servers.file_lock import FileLock, try_lock
-from staleflow.servers.segment import Draft, Layout, Segment
+from staleflow.servers.segment import Draft, SegmentLayout, WeightSegment
 from staleflow.servers.shared_memory_reader import SharedMemoryLease, SharedMemorySubscriber
 from staleflow.servers.store_files import Newest, lack_of_room, read_newest, segment_names, write_newest
 from staleflow.servers.transport import Tensors
@@ -34,7 +34,7 @@ class SharedMemoryPublisher:
         self._reader = SharedMemorySubscriber(folder)
         for unfinished in folder.glob("*.new"):
             unfinished.unlink()
-        self._segments = {name: Segment(folder / name, writable=True) for name in segment_names(folder)}
+        self._segments = {name: WeightSegment(folder / name, writable=True) for name in segment_names(folder)}
         self._layout = next((segment.layout for segment in self._segments.values()), None)
 
     def push(self, version: int, tensors: Tensors) -> None:
@@ -47,7 +47,7 @@ class SharedMemoryPublisher:
             segment, lock = self._take_segment(version, self._layout, newest)
             self._publish(version, segment, lock, newest, lambda s: s.write(tensors))
 
-    def receive(self, version: int, layout: Layout, fill: Callable[[NDArray[np.uint8]], None]) -> None:
+    def receive(self, version: int, layout: SegmentLayout, fill: Callable[[NDArray[np.uint8]], None]) -> None:
         """A push whose payload comes from elsewhere: `fill` writes it, and what it raises ends the push.
 
         Raises TransportError as `push` does.
@@ -57,7 +57,7 @@ class SharedMemoryPublisher:
         self._publish(version, segment, lock, newest, lambda s: fill(s.payload))
 
     def receive_older(
-        self, version: int, layout: Layout, fill: Callable[[NDArray[np.uint8]], None]
+        self, version: int, layout: SegmentLayout, fill: Callable[[NDArray[np.uint8]], None]
     ) -> SharedMemoryLease:
         """As `receive`, for a version below the newest, which goes when the lease does."""
         newest = read_newest(self._folder)
@@ -85,7 +85,7 @@ class SharedMemoryPublisher:
             raise TransportError(f"weight version {version} is not above the newest, {newest.version}")
         return newest
 
-    def _like_first(self, version: int, layout: Layout) -> Layout:
+    def _like_first(self, version: int, layout: SegmentLayout) -> SegmentLayout:
         if self._layout is None:
             return layout
         if difference := self._layout.difference(layout):
@@ -95,10 +95,10 @@ class SharedMemoryPublisher:
     def _publish(
         self,
         version: int,
-        segment: Segment,
+        segment: WeightSegment,
         lock: FileLock,
         newest: Newest | None,
-        fill: Callable[[Segment], None],
+        fill: Callable[[WeightSegment], None],
     ) -> None:
         sequence = 0 if newest is None else newest.sequence + 1
         self._write(version, segment, lock, sequence, fill)
@@ -106,7 +106,12 @@ class SharedMemoryPublisher:
             write_newest(self._folder, Newest(version=version, segment=segment.path.name, sequence=sequence))
 
     def _write(
-        self, version: int, segment: Segment, lock: FileLock, sequence: int, fill: Callable[[Segment], None]
+        self,
+        version: int,
+        segment: WeightSegment,
+        lock: FileLock,
+        sequence: int,
+        fill: Callable[[WeightSegment], None],
     ) -> None:
         # Unlocked before it is published, so that no reader that follows the pointer finds it locked;
         # nobody else writes, so it stays as it is.
@@ -119,7 +124,9 @@ class SharedMemoryPublisher:
         finally:
             lock.release()
 
-    def _take_segment(self, version: int, layout: Layout, newest: Newest | None) -> tuple[Segment, FileLock]:
+    def _take_segment(
+        self, version: int, layout: SegmentLayout, newest: Newest | None
+    ) -> tuple[WeightSegment, FileLock]:
         """A segment that nobody reads and that is not the newest, exclusively locked."""
         with _as_failed_push(version):
             for name, segment in self._segments.items():
@@ -131,7 +138,7 @@ class SharedMemoryPublisher:
                 raise TransportError(lack)
             return self._make_segment(lambda draft: draft.reserve(layout))
 
-    def _first_segment(self, version: int, tensors: Tensors) -> tuple[Segment, FileLock]:
+    def _first_segment(self, version: int, tensors: Tensors) -> tuple[WeightSegment, FileLock]:
         """What the first push finds out about the model, with its weights."""
 
         def write(draft: Draft) -> None:
@@ -141,7 +148,7 @@ class SharedMemoryPublisher:
         with _as_failed_push(version):
             return self._make_segment(write)
 
-    def _make_segment(self, write: Callable[[Draft], None]) -> tuple[Segment, FileLock]:
+    def _make_segment(self, write: Callable[[Draft], None]) -> tuple[WeightSegment, FileLock]:
         path = self._folder / f"segment-{len(self._segments)}"
         draft = Draft(path.with_suffix(".new"))
         try:
@@ -159,7 +166,7 @@ class SharedMemoryPublisher:
             raise
         finally:
             draft.close()
-        self._segments[path.name] = Segment(path, writable=True)
+        self._segments[path.name] = WeightSegment(path, writable=True)
         self._layout = draft.layout
         return self._segments[path.name], lock
 

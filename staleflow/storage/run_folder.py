@@ -12,6 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -24,6 +25,7 @@ import yaml
 
 from staleflow.errors import RunFolderError
 
+CONFIG_NAME = "config.yaml"
 LOCK_NAME = ".staleflow.lock"
 """Lock file; its presence also marks a folder as a run's."""
 
@@ -59,25 +61,10 @@ class RunFolder:
         the name is unfit or in use, there is nothing to resume, another process has the folder, or it cannot
         be written; then nothing was changed.
         """
-        if resume and clean:
-            raise RunFolderError("resume and clean exclude each other: one keeps the old run, one removes it")
-        if name is None:
-            if resume:
-                raise RunFolderError(_which_to_resume(output_dir))
+        if name is None and not resume:
             name = f"{datetime.fromtimestamp(now, UTC):%Y%m%d-%H%M%S}-seed{seed}"
-        path = checked_path(output_dir, name)
-        in_use = _holds_something(path)
-        if resume and not is_run_folder(path):
-            raise RunFolderError(f"there is no run to resume in {path}")
-        if in_use and not (resume or clean):
-            raise RunFolderError(
-                f"the run name {name!r} is in use in {output_dir}: choose another run.name, or give "
-                "--resume to go on with it or --clean to remove it first"
-            )
-        if in_use and clean and not is_run_folder(path):
-            raise RunFolderError(
-                f"{path} is not a run folder, so --clean leaves it alone: choose another name"
-            )
+        path = check_run_folder(output_dir, name, resume=resume, clean=clean)
+        name = path.relative_to(output_dir).as_posix()
         lock = _lock(path)
         if clean:
             _empty(path)
@@ -89,7 +76,7 @@ class RunFolder:
     @property
     def config(self) -> Path:
         """The resolved config, with versions and git state as comments."""
-        return self.path / "config.yaml"
+        return self.path / CONFIG_NAME
 
     @property
     def metrics(self) -> Path:
@@ -143,18 +130,6 @@ class RunFolder:
         aside.write_text(header + text, encoding="utf-8")
         aside.replace(self.config)
 
-    def check_config(self, config: Mapping[str, Any]) -> None:
-        """Refuse to resume with a config (plain mapping) that differs where it matters.
-
-        Raises RunFolderError naming the keys with their old and new values.
-        """
-        differing = config_differences(self.config, config, only_in=MUST_AGREE, except_in=MAY_DIFFER)
-        if differing:
-            raise RunFolderError(
-                f"the run in {self.path} cannot be resumed with another {', '.join(differing)}: give the old "
-                "values, or start a run with another run.name"
-            )
-
     def close(self) -> None:
         """Give the lock back; may be called twice."""
         if self._lock is not None:
@@ -166,6 +141,50 @@ class RunFolder:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def check_run_folder(
+    output_dir: Path, name: str | None, *, resume: bool = False, clean: bool = False
+) -> Path:
+    """The folder that a run will have, after every check that can be made without creating it.
+
+    `name` None: a new name is made later, and the folder returned is `output_dir`. Raises RunFolderError.
+    """
+    if resume and clean:
+        raise RunFolderError("resume and clean exclude each other: one keeps the old run, one removes it")
+    if name is None:
+        if resume:
+            raise RunFolderError(_which_to_resume(output_dir))
+        _check_writable(output_dir)
+        return output_dir
+    path = checked_path(output_dir, name)
+    in_use = _holds_something(path)
+    if resume and not is_run_folder(path):
+        raise RunFolderError(f"there is no run to resume in {path}")
+    if in_use and not (resume or clean):
+        raise RunFolderError(
+            f"the run name {name!r} is in use in {output_dir}: choose another run.name, or give "
+            "--resume to go on with it or --clean to remove it first"
+        )
+    if in_use and clean and not is_run_folder(path):
+        raise RunFolderError(f"{path} is not a run folder, so --clean leaves it alone: choose another name")
+    _check_writable(path)
+    if (path / LOCK_NAME).is_file():
+        os.close(_lock(path))
+    return path
+
+
+def check_config(path: Path, config: Mapping[str, Any]) -> None:
+    """Refuse to resume the run in `path` with a config (plain mapping) that differs where it matters.
+
+    Raises RunFolderError naming the keys with their old and new values.
+    """
+    differing = config_differences(path / CONFIG_NAME, config, only_in=MUST_AGREE, except_in=MAY_DIFFER)
+    if differing:
+        raise RunFolderError(
+            f"the run in {path} cannot be resumed with another {', '.join(differing)}: give the old "
+            "values, or start a run with another run.name"
+        )
 
 
 def config_differences(
@@ -192,7 +211,7 @@ def config_differences(
 
 def is_run_folder(path: Path) -> bool:
     """Whether `path` is recognisably the folder of a run."""
-    return (path / LOCK_NAME).is_file() or all((path / n).is_file() for n in ("config.yaml", "ledger.jsonl"))
+    return (path / LOCK_NAME).is_file() or all((path / n).is_file() for n in (CONFIG_NAME, "ledger.jsonl"))
 
 
 def _holds_something(path: Path) -> bool:
@@ -220,15 +239,31 @@ def checked_path(output_dir: Path, name: str) -> Path:
     return path
 
 
+def _check_writable(path: Path) -> None:
+    """Raise RunFolderError unless a folder can be made at `path`, or written if it exists."""
+    parent = path
+    while not parent.exists():
+        parent = parent.parent
+    problem = None if parent.is_dir() else errno.ENOTDIR
+    if problem is None and not os.access(parent, os.W_OK | os.X_OK):
+        problem = errno.EACCES
+    if problem is not None:
+        raise _unwritable(path, os.strerror(problem))
+
+
+def _unwritable(path: Path, reason: str | None) -> RunFolderError:
+    return RunFolderError(
+        f"the run folder {path} cannot be written ({reason}): choose another run.output_dir"
+    )
+
+
 def _lock(path: Path) -> int:
     """Make the folder and take its lock; the lock is the file descriptor returned."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
-        raise RunFolderError(
-            f"the run folder {path} cannot be written ({error.strerror}): choose another run.output_dir"
-        ) from error
+        raise _unwritable(path, error.strerror) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

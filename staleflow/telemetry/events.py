@@ -74,7 +74,12 @@ class RunFinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEnded:
-    """Nothing is under way any more: the last event of an attempt that did not fail."""
+    """Nothing is under way any more, in an attempt that did not fail."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopClosed:
+    """The loop is over, however it ended: the last event. Listeners close their files."""
 
 
 # ---------------------------------------------------------------------- instances
@@ -232,6 +237,7 @@ RunEvent = (
     | TurnEnded
     | RunFinished
     | RunEnded
+    | LoopClosed
     | CommandSent
     | ReportReceived
     | InstanceJoined

@@ -38,7 +38,7 @@ BLANK = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class TrainingRow:
     """One trajectory laid out over prompt and response; every array has shape (prompt + response,)."""
 
     trajectory_id: str
@@ -124,7 +124,7 @@ class MicroBatch:
         return records
 
 
-def row_of(scored: ScoredTrajectory) -> Row:
+def row_of(scored: ScoredTrajectory) -> TrainingRow:
     """Lay out one member, its advantages not estimated yet.
 
     Raises ValueError for an empty prompt: its first token has no log-prob.
@@ -134,7 +134,7 @@ def row_of(scored: ScoredTrajectory) -> Row:
     if prompt_len == 0:
         raise ValueError(f"trajectory {trajectory.trajectory_id} has an empty prompt")
     before = np.zeros(prompt_len, dtype=np.bool_)
-    return Row(
+    return TrainingRow(
         trajectory_id=trajectory.trajectory_id,
         tokens=np.concatenate([np.asarray(trajectory.prompt.tokens, dtype=np.int32), trajectory.tokens]),
         response_mask=np.concatenate([before, np.ones(trajectory.response_len, dtype=np.bool_)]),
@@ -145,14 +145,14 @@ def row_of(scored: ScoredTrajectory) -> Row:
     )
 
 
-def blank_row(like: Row) -> Row:
+def blank_row(like: TrainingRow) -> TrainingRow:
     """A row of no trajectory, with no token in any loss: work for a rank that has none while others do.
 
     It has the estimates and measurements that `like` has.
     """
     nothing = np.zeros(2, dtype=np.bool_)
     zeros = np.zeros(2, dtype=np.float32)
-    return Row(
+    return TrainingRow(
         trajectory_id=BLANK,
         tokens=np.zeros(2, dtype=np.int32),
         response_mask=nothing,
@@ -202,7 +202,7 @@ def cuts(lengths: Sequence[int], token_budget: int, *, packing: bool = False) ->
 
 
 def micro_batches(
-    rows: Sequence[Row],
+    rows: Sequence[TrainingRow],
     scales: NDArray[np.float64],
     token_budget: int,
     device: torch.device | str = "cpu",
@@ -217,12 +217,14 @@ def micro_batches(
     ]
 
 
-def blank_micro_batch(like: Row, device: torch.device | str = "cpu") -> MicroBatch:
+def blank_micro_batch(like: TrainingRow, device: torch.device | str = "cpu") -> MicroBatch:
     """One `blank_row` by itself."""
     return _padded([blank_row(like)], np.zeros(1), device)
 
 
-def _padded(rows: Sequence[Row], scales: NDArray[np.float64], device: torch.device | str) -> MicroBatch:
+def _padded(
+    rows: Sequence[TrainingRow], scales: NDArray[np.float64], device: torch.device | str
+) -> MicroBatch:
     shape = (len(rows), max(len(row.tokens) for row in rows))
 
     def padded(arrays: Sequence[NDArray[np.generic]], fill: int, dtype: torch.dtype) -> Tensor:

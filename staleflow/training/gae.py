@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from staleflow.training.advantages import over_batch
-from staleflow.training.outcomes import Discount, Estimate, Group, Outcome
+from staleflow.training.outcomes import Discount, Estimate, Group, MemberOutcome
 
 
 def generalized_advantages(groups: Sequence[Group], discount: Discount) -> list[list[Estimate]]:
@@ -37,7 +37,7 @@ def generalized_advantages(groups: Sequence[Group], discount: Discount) -> list[
     ]
 
 
-def _advantages(member: Outcome, discount: Discount) -> NDArray[np.float64]:
+def _advantages(member: MemberOutcome, discount: Discount) -> NDArray[np.float64]:
     rewards = member.token_rewards.astype(np.float64)
     advantages = np.zeros(member.tokens)
     if member.tokens:
@@ -50,7 +50,7 @@ def _advantages(member: Outcome, discount: Discount) -> NDArray[np.float64]:
     return advantages
 
 
-def _values(member: Outcome) -> NDArray[np.float64]:
+def _values(member: MemberOutcome) -> NDArray[np.float64]:
     if member.values is None:
         raise ValueError("an estimate with a critic needs the critic's values")
     return member.values.astype(np.float64)

@@ -32,14 +32,14 @@ from torch import Tensor
 from staleflow.data.trajectory import FloatArray, ScoredTrajectory, TrainBatch
 from staleflow.training.advantages import overlong_penalty
 from staleflow.training.algorithms.algorithm import Algorithm
-from staleflow.training.batching import MicroBatch, Row, row_of
+from staleflow.training.batching import MicroBatch, TrainingRow, row_of
 from staleflow.training.correction_rules import check_correction
 from staleflow.training.corrections import CORRECTIONS, Limits
 from staleflow.training.filtering import is_usable
 from staleflow.training.kl import KlPenalty, k3
 from staleflow.training.losses import ClipRange, PolicyTerms
-from staleflow.training.outcomes import Discount, Outcome
-from staleflow.training.step_metrics import StepMetrics
+from staleflow.training.outcomes import Discount, MemberOutcome
+from staleflow.training.train_metrics import TrainMetrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class Needs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class RowMeasurements:
     """What was measured on one row; each of shape (prompt + response,), None where it is not needed."""
 
     prox: FloatArray | None = None
@@ -72,7 +72,7 @@ class Measured:
 class Update:
     """One optimizer update: all its rows."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[TrainingRow, ...]
     scales: NDArray[np.float64]
     """Factor of each token's loss, by row; shape (rows,)."""
     informative: bool
@@ -91,7 +91,7 @@ class MicroLoss:
     tokens: int
     """Tokens in the loss."""
 
-    def record(self, metrics: StepMetrics) -> float:
+    def record(self, metrics: TrainMetrics) -> float:
         """Add to the step's metrics; returns the loss."""
         metrics.add_tokens(self.means, self.tokens)
         return float(self.loss.detach())
@@ -99,7 +99,7 @@ class MicroLoss:
 
 NO_KL = KlPenalty()
 NO_DISCOUNT = Discount()
-NOTHING = Measured()
+NOTHING = RowMeasurements()
 
 
 class Objective:
@@ -148,7 +148,7 @@ class Objective:
             values=self._algorithm.critic,
         )
 
-    def lay_out(self, batch: TrainBatch) -> tuple[tuple[Row, ...], ...]:
+    def lay_out(self, batch: TrainBatch) -> tuple[tuple[TrainingRow, ...], ...]:
         """Rows of each optimizer update; groups are kept whole, and their order is drawn when it matters."""
         groups = list(batch.groups)
         count = min(self._minibatches, len(groups))
@@ -159,7 +159,10 @@ class Objective:
         return tuple(tuple(row_of(member) for i in chunk for member in groups[i]) for chunk in chunks)
 
     def updates(
-        self, batch: TrainBatch, rows: Sequence[Sequence[Row]], measured: Mapping[str, Measured]
+        self,
+        batch: TrainBatch,
+        rows: Sequence[Sequence[TrainingRow]],
+        measured: Mapping[str, RowMeasurements],
     ) -> tuple[Update, ...]:
         """The rows of `lay_out` with advantages and scales.
 
@@ -178,7 +181,7 @@ class Objective:
             for member, estimate in zip(group, found, strict=True)
         }
 
-        def complete(row: Row) -> Row:
+        def complete(row: TrainingRow) -> TrainingRow:
             seen, estimate = measured.get(row.trajectory_id, NOTHING), estimates[row.trajectory_id]
             return replace(
                 row,
@@ -192,7 +195,9 @@ class Objective:
         learns = batch.step >= self._critic_warmup_steps
         return tuple(self._update([complete(row) for row in chunk], learns) for chunk in rows)
 
-    def _outcome(self, scored: ScoredTrajectory, row: Row, measured: Mapping[str, Measured]) -> Outcome:
+    def _outcome(
+        self, scored: ScoredTrajectory, row: TrainingRow, measured: Mapping[str, RowMeasurements]
+    ) -> MemberOutcome:
         """One member as estimators see it."""
         seen, mask = measured.get(row.trajectory_id, NOTHING), row.loss_mask
         token_rewards = np.zeros(row.loss_tokens, dtype=np.float32)
@@ -202,7 +207,7 @@ class Objective:
             token_rewards = -self._kl(
                 torch.from_numpy(seen.prox[mask]), torch.from_numpy(seen.reference[mask])
             ).numpy()
-        return Outcome(
+        return MemberOutcome(
             raw=scored.reward.raw,
             shaping=overlong_penalty(
                 scored.trajectory.response_len,
@@ -215,7 +220,7 @@ class Objective:
             values=None if seen.values is None else seen.values[mask],
         )
 
-    def _update(self, rows: Sequence[Row], learns: bool) -> Update:
+    def _update(self, rows: Sequence[TrainingRow], learns: bool) -> Update:
         loss_tokens = np.array([row.loss_tokens for row in rows], dtype=np.int64)
         pulled = self._kl.in_loss and bool(loss_tokens.any())
         return Update(
@@ -254,7 +259,7 @@ class Objective:
         return MicroLoss(loss=weighted[mask].sum(), means=means, tokens=int(mask.sum()))
 
 
-def _spread_out(row: Row, of_tokens: FloatArray) -> FloatArray:
+def _spread_out(row: TrainingRow, of_tokens: FloatArray) -> FloatArray:
     """Values of the tokens in the loss, laid out over the row; 0 elsewhere."""
     laid_out = np.zeros(len(row.tokens), dtype=np.float32)
     laid_out[row.loss_mask] = of_tokens

@@ -13,7 +13,7 @@ from staleflow.data.trajectory import FloatArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class MemberOutcome:
     """One member of a group, with T generated tokens."""
 
     raw: float
@@ -52,6 +52,6 @@ class Discount:
     """Weight of the next token's advantage: 0 trusts the critic alone, 1 the rewards alone."""
 
 
-Group = Sequence[Outcome]
+Group = Sequence[MemberOutcome]
 Estimator = Callable[[Sequence[Group], Discount], list[list[Estimate]]]
 """The groups of a training batch -> an estimate for each member, in the same order."""

@@ -36,13 +36,13 @@ from torch import Tensor
 
 from staleflow.data.trajectory import FloatArray, TrainBatch
 from staleflow.errors import RunFailed
-from staleflow.training.batching import MicroBatch, Row, micro_batches
+from staleflow.training.batching import MicroBatch, TrainingRow, micro_batches
 from staleflow.training.critic import Critic, critic_metrics
 from staleflow.training.dropout import without_dropout
 from staleflow.training.host_weights import HostWeights
 from staleflow.training.log_probs import token_log_probs
-from staleflow.training.objective import Measured, Objective
-from staleflow.training.step_metrics import StepMetrics
+from staleflow.training.objective import Objective, RowMeasurements
+from staleflow.training.train_metrics import TrainMetrics
 from staleflow.training.trainer import (
     TrainedTrajectory,
     TrainResult,
@@ -116,7 +116,7 @@ class TorchTrainer:
         """One batch, one new version. Raises ProtocolError, and changes nothing, for another step's batch."""
         check_step(batch, self._version)
         learning_rate = self._warmed_up_rate()
-        metrics = StepMetrics()
+        metrics = TrainMetrics()
         rows = self._objective.lay_out(batch)
         updates = self._objective.updates(batch, rows, self._measure(rows))
         records: dict[str, TrainedTrajectory] = {}
@@ -182,14 +182,14 @@ class TorchTrainer:
             group["lr"] = rate
         return rate
 
-    def _cut(self, rows: Sequence[Row], scales: NDArray[np.float64]) -> list[MicroBatch]:
+    def _cut(self, rows: Sequence[TrainingRow], scales: NDArray[np.float64]) -> list[MicroBatch]:
         return micro_batches(rows, scales, self._micro_batch_tokens, self._device, packing=self._packing)
 
     @torch.no_grad()
-    def _measure(self, rows: Sequence[Sequence[Row]]) -> dict[str, Measured]:
+    def _measure(self, rows: Sequence[Sequence[TrainingRow]]) -> dict[str, RowMeasurements]:
         """What the objective needs to know of each row before anything is updated."""
         needs = self._objective.needs
-        measured: dict[str, Measured] = {}
+        measured: dict[str, RowMeasurements] = {}
         if not needs:
             return measured
         for chunk in rows:
@@ -198,7 +198,7 @@ class TorchTrainer:
                 reference = self._rows_of(micro, self._reference) if self._reference is not None else {}
                 values = micro.by_row(self._critic.values(micro)) if self._critic is not None else {}
                 for name in micro.trajectory_ids:
-                    measured[name] = Measured(
+                    measured[name] = RowMeasurements(
                         prox=prox.get(name), reference=reference.get(name), values=values.get(name)
                     )
         return measured
@@ -214,7 +214,7 @@ class TorchTrainer:
         self,
         micros: list[MicroBatch],
         informative: bool,
-        metrics: StepMetrics,
+        metrics: TrainMetrics,
         before_update: Callable[[], None],
     ) -> None:
         """One optimizer update, or a skipped one."""

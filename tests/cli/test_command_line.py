@@ -14,10 +14,12 @@ from typer.testing import CliRunner
 import staleflow
 from staleflow.cli.main import app
 from staleflow.config import Config, load_config
-from staleflow.coordination.events import DrawnGroup
+from staleflow.coordination.events import DrawnGroup, GroupsDrawn
 from staleflow.errors import RunFailed, RunFolderError
 from staleflow.protocol.records import Start
-from staleflow.storage import JournalWriter, LedgerWriter
+from staleflow.storage import LedgerWriter
+from staleflow.telemetry.events import EventStream, WeightsPushed
+from staleflow.telemetry.journal import JournalWriter
 
 Launched = list[tuple[Config, bool, bool]]
 
@@ -118,8 +120,10 @@ def test_a_sweep_axis_says_what_was_meant() -> None:
 
 def test_explain_takes_ids_and_steps_and_trace_writes_its_file(tmp_path: Path) -> None:
     journal = JournalWriter(tmp_path / "journal.jsonl")
-    journal.pushed(0)
-    journal.drawn([DrawnGroup(group_id="g", members=("g-m0", "g-m1"), prompt_length=9)])
+    stream = EventStream([journal])
+    stream.tell(WeightsPushed(version=0, seconds=0.0))
+    drawn = DrawnGroup(group_id="g", members=("g-m0", "g-m1"), prompt_length=9)
+    stream.tell(GroupsDrawn(groups=(drawn,)))
     journal.close()
     assert call("explain", str(tmp_path), "g-m1").stdout.startswith("trajectory g-m1 of group g\n")
     assert call("explain", str(tmp_path), "g").stdout.startswith("group g: 2 trajectories, never reserved\n")
@@ -201,7 +205,7 @@ def test_a_report_overwrites_nothing_but_html(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"kind":"event"}\n')
     result = call("report", str(tmp_path), "-o", str(tmp_path / "metrics.jsonl"))
     assert result.exit_code == 2
-    assert "is no HTML file, so it is not overwritten" in result.stderr
+    assert "is not an HTML file, so it is not overwritten" in result.stderr
     assert (tmp_path / "metrics.jsonl").read_text() == '{"kind":"event"}\n'
     assert call("report", str(tmp_path)).exit_code == 0
     assert call("report", str(tmp_path)).exit_code == 0  # over its own
@@ -211,6 +215,6 @@ def test_an_audit_tells_a_folder_that_is_no_run_from_a_run_without_its_ledger(tm
     (tmp_path / "notes.txt").write_text("hello")
     result = call("audit", str(tmp_path))
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "is no run: it has none of ledger.jsonl" in result.stderr
+    assert "is not a run: it has none of ledger.jsonl" in result.stderr
     (tmp_path / "metrics.jsonl").write_text("")
     assert call("audit", str(tmp_path)).exit_code == 3

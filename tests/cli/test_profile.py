@@ -13,7 +13,8 @@ from staleflow.cli.main import app
 from staleflow.config import load_config
 from staleflow.coordination.cost_model import START_VALUES
 from staleflow.errors import ConfigError
-from staleflow.runtime.assembly import build_costs, check_own_parts
+from staleflow.runtime.assembly import build_costs
+from staleflow.runtime.preflight import prepare_run
 from staleflow.storage.cost_file import load_cost_model
 
 SMALL = ("rollout.max_running=3", "rollout.kv_capacity_tokens=400")
@@ -83,7 +84,7 @@ def test_a_bad_cost_model_is_refused_before_a_run_starts(tmp_path: Path) -> None
     for key in ("coordination.cost_model", "rollout.fake.cost_model"):
         config = load_config([], [f"{key}={tmp_path / 'nothing.json'}"])
         with pytest.raises(ConfigError, match="cannot be read"):
-            check_own_parts(config)
+            prepare_run(config, resume=False, clean=False)
 
 
 def test_a_fake_engine_has_one_source_of_its_times(by_hand: Path) -> None:

@@ -183,11 +183,11 @@ def test_all_problems_are_listed_a_line_each() -> None:
             "redundancy.groups",
             "naive routing takes no spare groups",
         ),
-        (["simulation.tensor_parallel=3"], "simulation.rollout_gpus", "no multiple of simulation.tensor_par"),
+        (["simulation.tensor_parallel=3"], "simulation.rollout_gpus", "not a multiple of simulation.tensor"),
         (
             ["simulation.tensor_parallel=5", "coordination.policy=sync"],
             "simulation.rollout_gpus",
-            "together with simulation.training_gpus, 48, it is no multiple",
+            "together with simulation.training_gpus, 48, it is not a multiple",
         ),
         (
             ["simulation.lengths.kind=replay"],

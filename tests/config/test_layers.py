@@ -113,8 +113,8 @@ def test_off_and_small_numbers_mean_what_they_look_like() -> None:
             "a.yaml:1: the tag !!python/object/apply:os.getcwd is not allowed",
         ),
         ("run: !!timestamp x\n", "a.yaml:1: the tag !!timestamp is not allowed"),
-        ("run: {seed: !!int x}\n", "a.yaml:1: 'x' is no int"),
-        ("data: {shuffle: !!bool x}\n", "a.yaml:1: 'x' is no bool"),
+        ("run: {seed: !!int x}\n", "a.yaml:1: 'x' is not a valid int"),
+        ("data: {shuffle: !!bool x}\n", "a.yaml:1: 'x' is not a valid bool"),
     ],
 )
 def test_unusable_yaml_is_refused_with_its_place(tmp_path: Path, text: str, message: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,9 @@ from typer.testing import CliRunner
 
 from staleflow.cli.main import app
 from staleflow.config import load_config
-from staleflow.runtime import readiness
+from staleflow.errors import RunFailed
+from staleflow.runtime import preflight
+from staleflow.runtime.preflight import run_problems
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
 EXPECTED = {"default", "cpu-vllm", "smollm2", "gpu1", "gpu8", "gpu128", "cluster_h20"}
@@ -18,9 +21,14 @@ EXPECTED = {"default", "cpu-vllm", "smollm2", "gpu1", "gpu8", "gpu128", "cluster
 
 @pytest.fixture
 def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No models at home, none of the optional packages."""
+    """No models at home, none of the optional packages, no cluster."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(readiness.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+
+    def no_cluster(*_: object) -> None:
+        raise RunFailed("no Ray cluster answers")
+
+    monkeypatch.setattr(preflight, "build_cluster", no_cluster)
 
 
 def test_the_configs_are_there() -> None:
@@ -38,17 +46,18 @@ def test_a_dry_run_checks_the_config_and_names_what_the_machine_lacks(path: Path
     assert all(line.startswith("note: ") for line in notes), notes
     rollout, training = text["rollout"], text["training"]
     for name, used in (("vllm", rollout["engine"]), ("deepspeed", training["trainer"])):
-        assert any(f"needs the package {name}" in note for note in notes) == (used == name)
+        assert any(f" is {name}, but " in note for note in notes) == (used == name)
+    assert ("note: no Ray cluster answers" in notes) == (text["cluster"]["address"] is not None)
     if not text["model"]["source"].startswith("builtin:"):
         assert any("model.source" in note for note in notes)
 
 
 @pytest.mark.usefixtures("bare")
-def test_the_command_that_makes_the_missing_model_is_named(tmp_path: Path) -> None:
-    notes = readiness.what_is_missing(load_config([CONFIGS[0].with_name("smollm2.yaml")], [], {}))
+def test_the_command_that_makes_the_missing_model_is_named() -> None:
+    notes = run_problems(load_config([CONFIGS[0].with_name("smollm2.yaml")], [], {}))
     assert any("staleflow model smollm2" in note for note in notes)
     data = ["data.source=jsonl", "data.path=/nowhere.jsonl", "data.options.held_out_path=/none.jsonl"]
-    notes = readiness.what_is_missing(load_config([], [*data, "model.tokenizer=/no"], {}))
+    notes = run_problems(load_config([], [*data, "model.tokenizer=/no"], {}))
     assert [note.partition(":")[0] for note in notes] == [
         "model.tokenizer",
         "data.path",
@@ -64,10 +73,10 @@ def test_parts_of_ones_own_that_cannot_be_loaded_are_named() -> None:
         "training.kl.coefficient=0.1",
         "training.kl.reference=/no/model",
     ]
-    notes = readiness.what_is_missing(load_config([], own, {}))
+    notes = run_problems(load_config([], own, {}))
     for note, part in zip(notes, ("PYTHONPATH", "os has no", "json has no", "/no/model"), strict=True):
         assert part in note
 
 
 def test_nothing_is_missing_for_a_bare_run() -> None:
-    assert readiness.what_is_missing(load_config([], [], {})) == []
+    assert run_problems(load_config([], [], {})) == []

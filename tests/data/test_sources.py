@@ -70,7 +70,7 @@ def test_jsonl_rows_become_prompts_numbered_without_the_empty_lines(tmp_path: Pa
         ('{"prompt": "x"', "not valid JSON"),
         ("[1, 2]", "must be a JSON object"),
         ('{"answer": "2"}', r"no column 'prompt' \(columns: answer\)"),
-        ('{"promt": "x", "answer": "2"}', "did you mean 'promt'"),
+        ('{"promt": "x", "answer": "2"}', "did you mean promt"),
         ('{"prompt": 5, "answer": "2"}', "is int 5; it must be a text"),
         ('{"prompt": [], "answer": "2"}', "it must be a text or a list of messages"),
         ('{"prompt": [{"role": "user"}], "answer": "2"}', "it must be a text or a list of messages"),
@@ -150,16 +150,16 @@ def test_an_empty_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_names_are_looked_up_with_a_suggestion() -> None:
-    with pytest.raises(ConfigError, match="did you mean 'parquet'"):
+    with pytest.raises(ConfigError, match="did you mean parquet"):
         load_source("parqet", TOKENIZER)
     with pytest.raises(ConfigError, match="needs a task"):
         load_source("reasoning_gym", TOKENIZER)
 
 
 def test_options_must_be_known_and_a_path_must_be_read_by_somebody() -> None:
-    with pytest.raises(ConfigError, match=r"data\.options\.held_out_pth .* did you mean 'held_out_path'"):
+    with pytest.raises(ConfigError, match=r"data\.options\.held_out_pth .* did you mean held_out_path"):
         load_source("jsonl", TOKENIZER, options={"held_out_pth": "x"})
-    with pytest.raises(ConfigError, match=r"data\.options\.size is no option"):
+    with pytest.raises(ConfigError, match=r"data\.options\.size is not an option"):
         load_source("sums", TOKENIZER, options={"size": 3})
     with pytest.raises(ConfigError, match="reads no file"):
         load_source("sums", TOKENIZER, path="x.jsonl")
@@ -198,7 +198,7 @@ def test_reasoning_gym_items_are_seeded_and_held_out_ones_differ() -> None:
 
 def test_an_unknown_reasoning_gym_task_or_option_is_refused() -> None:
     pytest.importorskip("reasoning_gym")
-    with pytest.raises(ConfigError, match="did you mean 'chain_sum'"):
+    with pytest.raises(ConfigError, match="did you mean chain_sum"):
         load_source("reasoning_gym:chain_sums", TOKENIZER)
     with pytest.raises(ConfigError, match="refuses its options"):
         load_source("reasoning_gym:chain_sum", TOKENIZER, options={"min_term": 3})

@@ -150,6 +150,18 @@ PLANTED = {
     "config/planted.py": ("import ray\n", "staleflow.config.planted -> ray"),
     "rollout/planted.py": ("import staleflow.config\n", "staleflow.rollout.planted -> staleflow.config"),
     "runtime/planted.py": ("import staleflow.cli.main\n", "staleflow.runtime.planted -> staleflow.cli.main"),
+    "runtime/planted_backend.py": (
+        "import staleflow.runtime.backends.inline\n",
+        "staleflow.runtime.planted_backend -> staleflow.runtime.backends.inline",
+    ),
+    "training/planted_one.py": (
+        "import staleflow.training.planted_two\n",
+        "No cycles are allowed in staleflow.training.",
+    ),
+    "training/planted_two.py": (
+        "import staleflow.training.planted_one\n",
+        "No cycles are allowed in staleflow.training.",
+    ),
 }
 """File, text, and the line of the report that names it: one for each thing a contract is there for."""
 

@@ -10,7 +10,7 @@ import pytest
 from staleflow.data.trajectory import Reward
 from staleflow.errors import ConfigError
 from staleflow.reward.inline import InlineScorer
-from staleflow.reward.outcome import OnFailure, Outcome, OutcomePolicy, judge
+from staleflow.reward.outcome import OnFailure, OutcomePolicy, VerifierOutcome, judge
 from staleflow.reward.verifiers import ScoreRequest
 
 
@@ -73,13 +73,13 @@ def test_ctrl_c_is_not_the_verifiers_error() -> None:
 @pytest.mark.parametrize(("on_failure", "usable"), [("zero", True), ("mask", False)])
 def test_a_failure_scores_zero_or_is_masked_and_keeps_its_status(on_failure: OnFailure, usable: bool) -> None:
     policy = OutcomePolicy(on_failure)
-    reward = policy.reward("t", Outcome(status="timeout", raw=0.7, seconds=5.0))
+    reward = policy.reward("t", VerifierOutcome(status="timeout", raw=0.7, seconds=5.0))
     assert reward == Reward(raw=0.0, status="timeout", usable=usable, seconds=5.0)
     assert policy.counts().timeout_count == 1
 
 
 def test_what_was_never_scored_is_masked_under_either_policy() -> None:
-    assert not OutcomePolicy("zero").reward("t", Outcome(status="failed")).usable
+    assert not OutcomePolicy("zero").reward("t", VerifierOutcome(status="failed")).usable
 
 
 def test_an_unknown_policy_is_refused() -> None:

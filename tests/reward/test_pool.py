@@ -65,7 +65,7 @@ def test_a_request_that_cannot_be_pickled_is_an_error_and_answered() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"verifier": "exact_mach"}, "did you mean 'exact_match'"),
+        ({"verifier": "exact_mach"}, "did you mean exact_match"),
         ({"verifier": "no_such_package.score"}, "importing no_such_package failed"),
         ({"verifier": "exact_match", "workers": 0}, "workers is 0"),
         ({"verifier": "exact_match", "timeout_s": 0.0}, "timeout_s is 0.0"),

@@ -89,7 +89,7 @@ def test_reasoning_gym_gives_a_little_for_a_wrong_answer_which_a_threshold_remov
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("exact_mach", "unknown verifier 'exact_mach'.*did you mean 'exact_match'"),
+        ("exact_mach", "unknown verifier 'exact_mach'.*did you mean exact_match"),
         ("no_such_package.score", "importing no_such_package failed with ModuleNotFoundError"),
         ("staleflow.reward.verifiers.scoer", "module staleflow.reward.verifiers has no 'scoer'"),
         ("staleflow.reward.verifiers.VERIFIERS", "is a dict, not a function"),

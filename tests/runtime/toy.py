@@ -14,12 +14,11 @@ from staleflow.config.schema import Config
 from staleflow.data.sums import ALPHABET
 from staleflow.protocol.records import Start
 from staleflow.reward.verifiers import ScoreRequest
-from staleflow.runtime.assembly import read_data
+from staleflow.runtime.assembly import build_inline_loop, build_observer, read_data
 from staleflow.runtime.clock import VirtualClock
 from staleflow.runtime.loop import RunLoop
 from staleflow.runtime.observer import Observer
-from staleflow.runtime.session import RunPaths, inline_loop, make_observer
-from staleflow.runtime.start import StartPoint, first_start
+from staleflow.runtime.start import RunPaths, StartPoint, first_start
 
 
 def make_model_folder(folder: Path) -> Path:
@@ -102,8 +101,8 @@ class ToyRun:
             logs=folder,
             journal=self.journal,
         )
-        self.observer: Observer = make_observer(config, paths, clock)
-        self.loop: RunLoop = inline_loop(
+        self.observer: Observer = build_observer(config, paths, clock)
+        self.loop: RunLoop = build_inline_loop(
             config,
             read_data(config),
             start or first_start(opening(config)),

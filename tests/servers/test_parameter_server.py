@@ -267,7 +267,7 @@ def test_too_little_room_at_a_push_leaves_the_newest_version(
 @pytest.mark.parametrize(
     ("transport", "options", "message"),
     [
-        ("shared_memroy", {}, "did you mean 'shared_memory'"),
+        ("shared_memroy", {}, "did you mean shared_memory"),
         ("no_such_package.Thing", {}, "no_such_package failed with ModuleNotFoundError"),
         ("shared_memory", {"directory": "/no/such/folder"}, "/no/such/folder: No such file"),
         ("shared_memory", {"folder": "/tmp"}, "refuses its options"),

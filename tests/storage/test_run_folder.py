@@ -13,6 +13,7 @@ from staleflow.config import load_config
 from staleflow.errors import RunFolderError
 from staleflow.storage import RunFolder
 from staleflow.storage.provenance import git_state, provenance
+from staleflow.storage.run_folder import check_config
 
 NOON = 1_764_504_000.0  # 2025-11-30 12:00:00 UTC
 
@@ -146,7 +147,7 @@ def test_a_resumed_run_must_agree_in_what_matters(tmp_path: Path) -> None:
     with create(tmp_path, resume=True) as run:
 
         def now(*overrides: str) -> None:
-            run.check_config(yaml.safe_load(load_config([], overrides).to_yaml()))
+            check_config(run.path, yaml.safe_load(load_config([], overrides).to_yaml()))
 
         now()
         now("run.steps=99", "rollout.instances=1", "data.epochs=3", "checkpoint.keep=9", "run.name=a")

@@ -16,7 +16,7 @@ from staleflow.training.advantages import (
 )
 from staleflow.training.filtering import is_uninformative
 from staleflow.training.gae import generalized_advantages
-from staleflow.training.outcomes import Discount, Outcome
+from staleflow.training.outcomes import Discount, MemberOutcome
 
 RULES = [group_normalised, group_centred, leave_one_out]
 BATCH_WIDE = [returns_to_go, group_baseline, generalized_advantages]
@@ -26,7 +26,7 @@ ONCE = Discount()
 def outcome(raw, tokens=1, *, shaping=0.0, usable=True, kl=None, values=None):
     """A member; `kl` are the penalties of its tokens."""
     count = tokens if usable else 0
-    return Outcome(
+    return MemberOutcome(
         raw=raw,
         shaping=shaping,
         usable=usable,

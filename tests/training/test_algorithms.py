@@ -25,8 +25,8 @@ from staleflow.training.batching import micro_batches
 from staleflow.training.correction_rules import CORRECTION_NAMES
 from staleflow.training.kl import KlPenalty
 from staleflow.training.log_probs import token_log_probs
-from staleflow.training.objective import Measured
-from staleflow.training.outcomes import Discount, Outcome
+from staleflow.training.objective import RowMeasurements
+from staleflow.training.outcomes import Discount, MemberOutcome
 
 NAMES = list(ALGORITHMS)
 OPENING = Start(bound=1, batch_size=4, group_size=4, last_batch="train", spare_limit=0)
@@ -41,7 +41,7 @@ def test_the_config_knows_the_algorithms_that_there_are():
 def test_what_compares_gives_nothing_to_a_group_of_one_and_the_others_do(name):
     """What the config refuses, and why."""
     groups = [
-        [Outcome(raw=r, shaping=0.0, usable=True, token_rewards=np.zeros(1), values=np.zeros(1))]
+        [MemberOutcome(raw=r, shaping=0.0, usable=True, token_rewards=np.zeros(1), values=np.zeros(1))]
         for r in (0.0, 1.0)
     ]
     estimates = load_algorithm(name).advantages(groups, Discount())
@@ -149,7 +149,7 @@ def test_the_loss_is_the_sum_of_what_ranks_make_of_their_shares(model, batch_of,
     """Each rank works out advantages and scales from the whole batch, by a copy of the objective."""
     batch, whole = batch_of(), objective_of(algorithm=load_algorithm(name))
     measured = {
-        row.trajectory_id: Measured(values=np.linspace(0, 1, len(row.tokens), dtype=np.float32))
+        row.trajectory_id: RowMeasurements(values=np.linspace(0, 1, len(row.tokens), dtype=np.float32))
         for row in whole.lay_out(batch)[0]
     }
 

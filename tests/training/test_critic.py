@@ -11,7 +11,7 @@ from staleflow.errors import RunFailed
 from staleflow.training.algorithms import load_algorithm
 from staleflow.training.batching import micro_batches
 from staleflow.training.kl import KlPenalty
-from staleflow.training.objective import Measured
+from staleflow.training.objective import RowMeasurements
 
 PPO = load_algorithm("ppo")
 
@@ -19,7 +19,7 @@ PPO = load_algorithm("ppo")
 def rows_with_returns(objective, batch, values=0.0):
     """Micro-batches of a batch whose critic expected `values` everywhere."""
     measured = {
-        row.trajectory_id: Measured(values=np.full(len(row.tokens), values, dtype=np.float32))
+        row.trajectory_id: RowMeasurements(values=np.full(len(row.tokens), values, dtype=np.float32))
         for row in objective.lay_out(batch)[0]
     }
     (update,) = objective.updates(batch, objective.lay_out(batch), measured)

@@ -10,7 +10,7 @@ from staleflow.data.trajectory import TrainBatch
 from staleflow.training.algorithms import ALGORITHMS, load_algorithm
 from staleflow.training.batching import micro_batches
 from staleflow.training.kl import KlPenalty
-from staleflow.training.objective import Measured
+from staleflow.training.objective import RowMeasurements
 
 
 def measured_as(objective, batch, *, prox, reference, values=0.0):
@@ -20,7 +20,7 @@ def measured_as(objective, batch, *, prox, reference, values=0.0):
         return np.full(len(row.tokens), value, dtype=np.float32)
 
     return {
-        row.trajectory_id: Measured(
+        row.trajectory_id: RowMeasurements(
             prox=spread(row, prox), reference=spread(row, reference), values=spread(row, values)
         )
         for chunk in objective.lay_out(batch)

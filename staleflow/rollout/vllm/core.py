@@ -35,7 +35,7 @@ from vllm.v1.executor import Executor
 from staleflow.errors import ConfigError, EngineError, TransportError
 from staleflow.rollout.engine import OnPull
 from staleflow.rollout.vllm.heads import widened_config, widening
-from staleflow.rollout.vllm.messages import Add, Gain, Setup, Stepped, WeightsAt
+from staleflow.rollout.vllm.messages import Add, EngineSetup, Gain, Stepped, WeightsAt
 
 CPU_BLOCK_TOKENS = 32
 """Tokens of a KV block on a CPU: the least that its kernels like; every trajectory wastes half of one."""
@@ -46,7 +46,7 @@ CPU_BATCH_TOKENS = (2048, 16384)
 class Core:
     """The engine core of `setup`. Raises ConfigError for settings that vLLM refuses."""
 
-    def __init__(self, setup: Setup, on_failure: Callable[[], None]) -> None:
+    def __init__(self, setup: EngineSetup, on_failure: Callable[[], None]) -> None:
         """`on_failure` is called, in a thread, when a worker process dies."""
         self._setup = setup
         self._cpu = bool(current_platform.is_cpu())

@@ -41,16 +41,16 @@ from staleflow.rollout.randomness import trajectory_key
 from staleflow.rollout.scheduler import Generation, accepted
 from staleflow.rollout.vllm.messages import (
     Add,
+    DecodeStep,
+    EngineSetup,
     Gain,
     Refused,
     Remove,
     Removed,
-    Setup,
-    Step,
     Stepped,
-    Update,
     Updated,
     WeightsAt,
+    WeightUpdate,
 )
 from staleflow.rollout.vllm.process import HostProcess
 from staleflow.rollout.vllm.weight_checks import check_shapes, stored_shapes
@@ -112,7 +112,7 @@ class VllmEngine:
         self._kv_token_steps = 0
         self._prefilled = 0
         self._decode_s = 0.0
-        setup = Setup(
+        setup = EngineSetup(
             model=str(model),
             dtype=dtype,
             max_model_len=sampling.max_model_len,
@@ -176,7 +176,7 @@ class VllmEngine:
         if self._held and not self._finished:
             answers = self._idle + 1
             while self._asked < answers + STEPS_AHEAD:
-                self._send(Step())
+                self._send(DecodeStep())
                 self._asked += 1
             for message in self._messages():
                 answers -= isinstance(message, Stepped) and not message.rebuilding
@@ -280,7 +280,7 @@ class VllmEngine:
         self._check()
         check_shapes(tensors, self._stored, tied=self._tied)
         with self._placed(tensors, version) as at:
-            self._send(Update(weights=at, on_pull=on_pull))
+            self._send(WeightUpdate(weights=at, on_pull=on_pull))
             for message in self._messages():
                 if isinstance(message, Refused):
                     raise EngineError(message.reason)

@@ -20,14 +20,14 @@ from staleflow.rollout.vllm.messages import (
     Add,
     Broken,
     Close,
+    DecodeStep,
+    EngineSetup,
     Ready,
     Refused,
     Remove,
     Removed,
-    Setup,
-    Step,
-    Update,
     Updated,
+    WeightUpdate,
 )
 
 
@@ -50,7 +50,7 @@ def main(pipe: int, lifeline: int) -> None:
 
 def serve(owner: Connection) -> None:
     """Build what the first message asks for, then obey until Close."""
-    setup: Setup = owner.recv()
+    setup: EngineSetup = owner.recv()
     from staleflow.rollout.vllm.core import Core
 
     def worker_died() -> None:
@@ -67,7 +67,7 @@ def serve(owner: Connection) -> None:
     while True:
         message = owner.recv()
         match message:
-            case Step():
+            case DecodeStep():
                 owner.send(core.step())
             case Add():
                 core.add(message)
@@ -75,7 +75,7 @@ def serve(owner: Connection) -> None:
                 core.remove(message.numbers)
                 if message.answer:
                     owner.send(Removed())
-            case Update():
+            case WeightUpdate():
                 try:
                     for stepped in core.update(message.weights, message.on_pull):
                         owner.send(stepped)

@@ -5,10 +5,10 @@ weights before it; a trajectory is called by the number of its arrival; only sma
 
 ::
 
-    engine  --Setup, Add, Remove, Step, Update, Close-->  host
+    engine  --EngineSetup, Add, Remove, DecodeStep, WeightUpdate, Close-->  host
             <--Ready | Refused, Stepped, Removed, Updated, Broken--
 
-Each Step is answered by one Stepped. Further Stepped may come before Updated: steps that rebuilt KV.
+Each DecodeStep is answered by one Stepped. Further Stepped may come before Updated: steps that rebuilt KV.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from staleflow.servers.transport import Handle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
+class EngineSetup:
     """The engine to build."""
 
     model: str
@@ -52,7 +52,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """The Setup, or an Update that has changed nothing, cannot be done."""
+    """The EngineSetup, or a WeightUpdate that has changed nothing, cannot be done."""
 
     reason: str
     blame_user: bool = False
@@ -95,7 +95,7 @@ class Removed:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class DecodeStep:
     """Decode one step."""
 
 
@@ -122,7 +122,7 @@ class Stepped:
     seconds: float = 0.0
     """It took."""
     rebuilding: bool = False
-    """Part of an update: it answers no Step."""
+    """Part of an update: it does not answer a DecodeStep."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +137,7 @@ class WeightsAt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Update:
+class WeightUpdate:
     """Swap the weights."""
 
     weights: WeightsAt

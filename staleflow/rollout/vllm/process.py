@@ -18,7 +18,7 @@ from typing import IO, Any
 
 from staleflow.errors import ConfigError, EngineError
 from staleflow.rollout.vllm.group import kill_group
-from staleflow.rollout.vllm.messages import Broken, Close, Ready, Refused, Setup
+from staleflow.rollout.vllm.messages import Broken, Close, EngineSetup, Ready, Refused
 
 LOOK_S = 0.5
 """How often a wait looks whether the process is alive; death closes the pipe and is mostly seen at once."""
@@ -32,7 +32,7 @@ class HostProcess:
     Raises EngineError when it is not up within `limit_s`, ConfigError for settings that vLLM refuses.
     """
 
-    def __init__(self, setup: Setup, *, threads: int, log: Path | None, limit_s: float) -> None:
+    def __init__(self, setup: EngineSetup, *, threads: int, log: Path | None, limit_s: float) -> None:
         self._log = log
         self._pipe, theirs = Pipe()
         held, self._lifeline = os.pipe()  # they hold the reading end, and see ours closed

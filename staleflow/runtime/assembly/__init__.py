@@ -1,7 +1,7 @@
 """The composition root: every part is built here, from the config, and nowhere else.
 
-Invariant: only these modules know both the config and the parts, which get plain values. Heavy libraries are
-imported where a part that needs them is built, so that each process loads what it uses.
+Invariants: nothing else constructs a part or imports a backend. Heavy libraries are imported where a part
+that needs them is built, so that each process loads only what it uses.
 """
 
 from staleflow.runtime.assembly.control import (
@@ -29,7 +29,15 @@ from staleflow.runtime.assembly.engines import (
     initial_weights,
     limit_threads,
 )
-from staleflow.runtime.assembly.plugins import check_own_parts, own_part_problems
+from staleflow.runtime.assembly.inline import build_inline_loop, build_inline_session
+from staleflow.runtime.assembly.loop import build_journal, build_loop, build_monitor
+from staleflow.runtime.assembly.plugins import part_checks
+from staleflow.runtime.assembly.ray_run import (
+    build_cluster,
+    build_ray_session,
+    check_local_gpus,
+    part_builders,
+)
 from staleflow.runtime.assembly.scoring import (
     build_evaluator,
     build_inline_scorer,
@@ -49,24 +57,31 @@ __all__ = [
     "DEFAULT_CONTEXT",
     "NO_WEIGHTS",
     "DataParts",
+    "build_cluster",
     "build_control",
     "build_costs",
     "build_critic",
     "build_engine",
     "build_evaluator",
     "build_held_out",
+    "build_inline_loop",
     "build_inline_scorer",
+    "build_inline_session",
+    "build_journal",
+    "build_loop",
     "build_model",
+    "build_monitor",
     "build_objective",
     "build_policy",
     "build_pool",
+    "build_ray_session",
     "build_reference",
     "build_source",
     "build_tokenizer",
     "build_trainer",
     "build_trajectory_server",
     "check_deepspeed",
-    "check_own_parts",
+    "check_local_gpus",
     "evaluating",
     "held_out_prompts",
     "initial_weights",
@@ -74,7 +89,8 @@ __all__ = [
     "kept_bound",
     "limit_threads",
     "max_model_len",
-    "own_part_problems",
+    "part_builders",
+    "part_checks",
     "read_data",
     "scoring_request",
 ]

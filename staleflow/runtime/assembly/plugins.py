@@ -1,10 +1,10 @@
-"""What is looked up by name before anything starts: parts of the user's own, engines, cost models."""
+"""Checks of what a config names: parts of the user's own, optional packages, models and cost files."""
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
 from staleflow.config.algorithms import ALGORITHMS, traits
 from staleflow.config.schema import Config
@@ -16,61 +16,48 @@ from staleflow.runtime.assembly.engines import fake_costs
 from staleflow.runtime.assembly.scoring import evaluating
 from staleflow.runtime.assembly.training import check_deepspeed
 from staleflow.training.models import model_folder
+from staleflow.training.smollm2 import DEFAULT_FOLDER
 
-Check = Callable[[], object]
-"""Raises ConfigError."""
-
-
-def check_own_parts(config: Config) -> None:
-    """Load what dotted paths and cost models name, before anything starts. Raises ConfigError."""
-    for _, check in (*_packages(config), *_named(config)):
-        check()
+PartCheck = tuple[str, Callable[[], object]]
+"""The config key that is checked, and a function that raises ConfigError."""
 
 
-def own_part_problems(config: Config) -> Iterator[str]:
-    """All that `check_own_parts` refuses, but for packages that are not installed."""
-    for package, check in (*_packages(config), *_named(config)):
-        if package is not None and importlib.util.find_spec(package) is None:
-            continue
-        try:
-            check()
-        except ConfigError as error:
-            yield str(error)
-
-
-def _engines(config: Config) -> list[str]:
-    return list(dict.fromkeys((config.rollout.engine, evaluating(config).rollout.engine)))
-
-
-def _packages(config: Config) -> Iterator[tuple[str | None, Check]]:
-    if "vllm" in _engines(config):
-        from staleflow.rollout.vllm.options import check_vllm
-
-        yield "vllm", partial(check_vllm, config.rollout.vllm.options)
-    if config.training.trainer == "deepspeed":
-        yield "deepspeed", check_deepspeed
-
-
-def _named(config: Config) -> Iterator[tuple[str | None, Check]]:
+def part_checks(config: Config) -> Iterator[PartCheck]:
+    """One check for each part that the config names and that can be looked up without building it."""
     training = config.training
-    for engine in _engines(config):
-        if engine not in ("torch", "vllm", "fake"):
-            yield None, partial(_check_callable, "rollout engine", engine)
-    if training.trainer not in ("torch", "deepspeed"):
-        yield None, partial(_check_callable, "trainer", training.trainer)
-    if training.algorithm not in ALGORITHMS:
-        from staleflow.training.algorithms import load_algorithm
+    for key, engine in _engines(config):
+        if engine == "vllm":
+            from staleflow.rollout.vllm.options import check_vllm
 
-        yield None, partial(load_algorithm, training.algorithm)
-    yield None, partial(load_verifier, config.reward.verifier)
-    for key, folder, read in (
+            yield key, partial(check_vllm, config.rollout.vllm.options)
+        elif engine not in ("torch", "fake"):
+            yield key, partial(_check_callable, "rollout engine", engine)
+    if training.trainer == "deepspeed":
+        yield "training.trainer", check_deepspeed
+    elif training.trainer != "torch":
+        yield "training.trainer", partial(_check_callable, "trainer", training.trainer)
+    if training.algorithm not in ALGORITHMS:
+        yield "training.algorithm", partial(_check_algorithm, training.algorithm, training.trainer)
+    yield "reward.verifier", partial(load_verifier, config.reward.verifier)
+    for key, folder, is_read in (
+        ("model.source", config.model.source, True),
         ("training.kl.reference", training.kl.reference, training.kl.coefficient > 0),
         ("training.critic.source", training.critic.source, traits(training.algorithm).critic),
     ):
-        if folder is not None and read:
-            yield None, partial(_check_model, key, folder)
-    yield None, partial(build_costs, config)
-    yield None, partial(fake_costs, config)
+        if folder is not None and is_read:
+            yield key, partial(_check_model, key, folder)
+    if config.model.tokenizer is not None:
+        yield "model.tokenizer", partial(_check_tokenizer, config.model.tokenizer)
+    yield "coordination.cost_model", partial(build_costs, config)
+    yield "rollout.fake.cost_model", partial(fake_costs, config)
+
+
+def _engines(config: Config) -> Iterator[tuple[str, str]]:
+    """Each engine once, with the key that names it."""
+    rollout, evaluation = config.rollout.engine, evaluating(config).rollout.engine
+    yield "rollout.engine", rollout
+    if evaluation != rollout and config.evaluation.every:
+        yield "evaluation.engine", evaluation
 
 
 def _check_callable(kind: str, name: str) -> None:
@@ -78,8 +65,25 @@ def _check_callable(kind: str, name: str) -> None:
         raise ConfigError(f"{kind} {name!r} is neither a class nor a function: name one that builds it")
 
 
+def _check_algorithm(name: str, trainer: str) -> None:
+    from staleflow.training.algorithms import load_algorithm
+
+    if load_algorithm(name).critic and trainer == "deepspeed":
+        raise ConfigError(
+            f"training.algorithm {name!r} has a critic, which only the torch trainer trains: "
+            "set training.trainer to torch"
+        )
+
+
 def _check_model(key: str, source: str) -> None:
     try:
         model_folder(source)
     except ConfigError as error:
-        raise ConfigError(f"{key}: {error}") from None
+        is_ours = Path(source).expanduser() == Path(DEFAULT_FOLDER).expanduser()
+        hint = " `staleflow model smollm2` makes that folder." if is_ours else ""
+        raise ConfigError(f"{key}: {error}{hint}") from None
+
+
+def _check_tokenizer(folder: str) -> None:
+    if not Path(folder).expanduser().is_dir():
+        raise ConfigError(f"model.tokenizer: the tokenizer folder {folder!r} does not exist")

@@ -133,7 +133,6 @@ def _build_torch_trainer(config: Config) -> Trainer:
 
 
 def _build_deepspeed_trainer(config: Config, launch: Launch | None, host: str) -> Trainer:
-    check_deepspeed()
     from staleflow.training.deepspeed.peers import ProcessPeer
     from staleflow.training.deepspeed.settings import RankSettings
     from staleflow.training.deepspeed.trainer import DeepSpeedTrainer
@@ -141,11 +140,6 @@ def _build_deepspeed_trainer(config: Config, launch: Launch | None, host: str) -
 
     training, deepspeed = config.training, config.training.deepspeed
     objective = build_objective(config)
-    if objective.needs.values:
-        raise ConfigError(
-            f"training.algorithm {training.algorithm!r} has a critic, which only the torch trainer trains: "
-            "set training.trainer to torch"
-        )
     settings = RankSettings(
         make_model=partial(build_model, config),
         make_reference=partial(build_reference, config) if objective.needs.reference else None,
@@ -186,7 +180,7 @@ def _trainer_options(config: Config) -> dict[str, Any]:
 
 
 def check_deepspeed() -> None:
-    """Raises ConfigError where DeepSpeed is not installed."""
+    """Raise ConfigError when DeepSpeed is not installed."""
     if importlib.util.find_spec("deepspeed") is None:
         raise ConfigError(
             "training.trainer is deepspeed, but the package deepspeed is not installed: run `make deepspeed` "

@@ -32,7 +32,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from staleflow.errors import RunFailed
-from staleflow.training.deepspeed.rank import Rank
+from staleflow.training.deepspeed.model_shard import ModelShard
 from staleflow.training.deepspeed.state import MOMENTS, broadcast, state_of
 
 STATE_FILE = "deepspeed.json"
@@ -73,7 +73,7 @@ class _Files:
         self._waiting, self._bytes = {}, 0
 
 
-def save(rank: Rank, folder: Path, version: int) -> None:
+def save(rank: ModelShard, folder: Path, version: int) -> None:
     """Write a checkpoint. Called by all ranks; `folder` is rank 0's."""
     target = folder if rank.rank == 0 else None
     weights, optimizer = _Files(target, "model"), _Files(target, "optimizer")
@@ -94,7 +94,7 @@ def save(rank: Rank, folder: Path, version: int) -> None:
         (target / STATE_FILE).write_text(json.dumps(about, indent=1))
 
 
-def load(rank: Rank, folder: Path) -> int:
+def load(rank: ModelShard, folder: Path) -> int:
     """Restore what `save` wrote; returns the version. Called by all ranks; `folder` is rank 0's.
 
     Raises RunFailed, on every rank, when the folder is of another model.
@@ -128,7 +128,7 @@ def load(rank: Rank, folder: Path) -> int:
     return int(found["version"])
 
 
-def untied(rank: Rank) -> dict[str, Tensor]:
+def untied(rank: ModelShard) -> dict[str, Tensor]:
     """Parameters and buffers, each under its first name only."""
     seen: set[int] = set()
     found = {}
@@ -139,7 +139,7 @@ def untied(rank: Rank) -> dict[str, Tensor]:
     return found
 
 
-def _keys(rank: Rank) -> Iterator[str] | tuple[str, ...]:
+def _keys(rank: ModelShard) -> Iterator[str] | tuple[str, ...]:
     masters = () if rank.settings.dtype == "float32" else (MASTER,)
     return (*masters, *(MOMENTS if rank.updates else ()))
 

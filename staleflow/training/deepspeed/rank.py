@@ -15,7 +15,7 @@ Invariants:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,15 +29,16 @@ from staleflow.data.trajectory import TrainBatch
 from staleflow.training.batching import (
     BLANK,
     MicroBatch,
-    Row,
+    TrainingRow,
     blank_micro_batch,
     cuts,
     micro_batches,
     shares,
 )
+from staleflow.training.deepspeed import checkpoint
 from staleflow.training.deepspeed.guarded import GuardedAdamW
+from staleflow.training.deepspeed.model_shard import ModelShard
 from staleflow.training.deepspeed.process_group import (
-    Groups,
     Meeting,
     join,
     leave,
@@ -48,8 +49,8 @@ from staleflow.training.deepspeed.settings import RankSettings
 from staleflow.training.dropout import without_dropout
 from staleflow.training.log_probs import token_log_probs
 from staleflow.training.models import set_attention
-from staleflow.training.objective import Measured
-from staleflow.training.step_metrics import StepMetrics
+from staleflow.training.objective import RowMeasurements
+from staleflow.training.train_metrics import TrainMetrics
 from staleflow.training.trainer import TrainedTrajectory, warmed_up_rate
 
 if TYPE_CHECKING:
@@ -61,23 +62,17 @@ if TYPE_CHECKING:
 class StepPart:
     """What one rank has to say of a step. Picklable."""
 
-    metrics: StepMetrics
+    metrics: TrainMetrics
     records: Mapping[str, TrainedTrajectory]
     """By trajectory: those of its share."""
     learning_rate: float
 
 
-class Rank:
+class Rank(ModelShard):
     """See the module. Its methods are called on all ranks at once, in the same order; `send` on peers."""
 
     def __init__(self, rank: int) -> None:
-        self.rank = rank
-        self.size = 1
-        self.groups: Groups
-        self.engine: Any = None
-        self.settings: RankSettings
-        self.updates = 0
-        """Optimizer updates made, which Adam counts."""
+        super().__init__(rank)
         self._reference: Any = None
         self._timeout_s = 0.0
 
@@ -132,7 +127,7 @@ class Rank:
 
         `before_update` is called before each change of weights: on rank 0 it waits until they have been sent.
         """
-        settings, metrics = self.settings, StepMetrics()
+        settings, metrics = self.settings, TrainMetrics()
         rate = warmed_up_rate(settings.learning_rate, version, settings.warmup_steps)
         for group in self.engine.optimizer.param_groups:
             group["lr"] = rate
@@ -145,7 +140,7 @@ class Rank:
                 records |= {record.trajectory_id: record for record in micro.trained(version)}
         return StepPart(metrics=metrics, records=records, learning_rate=rate)
 
-    def _share(self, rows: Sequence[Row], scales: NDArray[np.float64]) -> list[MicroBatch]:
+    def _share(self, rows: Sequence[TrainingRow], scales: NDArray[np.float64]) -> list[MicroBatch]:
         """This rank's rows as micro-batches, as many as the rank with the most has."""
         budget, packing = self.settings.micro_batch_tokens, self.settings.packing
         lengths = [len(row.tokens) for row in rows]
@@ -163,21 +158,21 @@ class Rank:
         )
 
     @torch.no_grad()
-    def _measure(self, rows: Sequence[Sequence[Row]]) -> dict[str, Measured]:
+    def _measure(self, rows: Sequence[Sequence[TrainingRow]]) -> dict[str, RowMeasurements]:
         """What the objective needs to know of each row before anything is updated, from all ranks."""
         needs = self.settings.objective.needs
         if not needs:
             return {}
-        mine: dict[str, Measured] = {}
+        mine: dict[str, RowMeasurements] = {}
         for chunk in rows:
             for micro in self._share(chunk, np.zeros(len(chunk))):
                 prox = micro.by_row(self._log_probs(self.engine, micro)[0]) if needs.prox else {}
                 asked = needs.reference and self._reference is not None
                 reference = micro.by_row(self._log_probs(self._reference, micro)[0]) if asked else {}
                 for name in micro.trajectory_ids:
-                    mine[name] = Measured(prox=prox.get(name), reference=reference.get(name))
+                    mine[name] = RowMeasurements(prox=prox.get(name), reference=reference.get(name))
         mine.pop(BLANK, None)
-        parts: list[dict[str, Measured]] = [{} for _ in range(self.size)]
+        parts: list[dict[str, RowMeasurements]] = [{} for _ in range(self.size)]
         dist.all_gather_object(parts, mine, group=self.groups.talk)
         return {name: measured for part in parts for name, measured in part.items()}
 
@@ -185,7 +180,7 @@ class Rank:
         self,
         micros: Sequence[MicroBatch],
         informative: bool,
-        metrics: StepMetrics,
+        metrics: TrainMetrics,
         before_update: Callable[[], None],
     ) -> None:
         """One optimizer update, or a skipped one."""
@@ -210,51 +205,15 @@ class Rank:
 
     def save(self, folder: Path, version: int) -> None:
         """Write a checkpoint, on rank 0."""
-        from staleflow.training.deepspeed import checkpoint
-
         checkpoint.save(self, folder, version)
 
     def load(self, folder: Path) -> int:
         """Restore a checkpoint, which rank 0 reads; returns its version."""
-        from staleflow.training.deepspeed import checkpoint
-
         return checkpoint.load(self, folder)
 
     # ------------------------------------------------------------------ weights
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Of all weights, in the order of the state dict; tied ones under each of theirs."""
-        return tuple(self.engine.module.state_dict())
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Parameters and buffers by name; with ZeRO-3 parameters hold nothing but their own part."""
-        module = self.engine.module
-        found = dict(module.named_parameters(remove_duplicate=False))
-        found |= dict(module.named_buffers(remove_duplicate=False))
-        return {name: found[name] for name in self.names}
 
     def send(self, names: Sequence[str]) -> None:
         """A peer's part of `gather`, while it may be in the middle of a step."""
         for _ in self.gather(names, self.groups.push):
             pass
-
-    @torch.no_grad()
-    def gather(self, names: Sequence[str], group: dist.ProcessGroup) -> Iterator[tuple[str, Tensor]]:
-        """Weights one after the other: with ZeRO-3 put together on rank 0, and empty on the others."""
-        tensors = self.tensors()
-        for name in names:
-            tensor: Any = tensors[name]
-            if not hasattr(tensor, "ds_tensor"):
-                yield name, tensor
-                continue
-            whole = self.collect(tensor.ds_tensor, group)
-            yield name, whole[: tensor.ds_numel].view(tensor.ds_shape) if self.rank == 0 else whole
-
-    def collect(self, part: Tensor, group: dist.ProcessGroup) -> Tensor:
-        """Equal parts of all ranks, one behind the other on rank 0; on the CPU. Any number type."""
-        flat = part.detach().contiguous().view(-1).cpu()
-        raw = flat.view(torch.uint8)
-        parts = [torch.empty_like(raw) for _ in range(self.size)] if self.rank == 0 else None
-        dist.gather(raw, parts, dst=0, group=group)
-        return torch.cat(parts).view(flat.dtype) if parts is not None else flat[:0]

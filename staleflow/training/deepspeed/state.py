@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from staleflow.training.deepspeed.rank import Rank
+from staleflow.training.deepspeed.model_shard import ModelShard
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -39,7 +39,7 @@ class OptimizerState(Protocol):
         ...
 
 
-def state_of(rank: Rank) -> OptimizerState:
+def state_of(rank: ModelShard) -> OptimizerState:
     """The storage of the rank's engine."""
     if rank.settings.zero_stage == 3:
         return _Sharded(rank)
@@ -65,7 +65,7 @@ def _set_steps(optimizer: Any, flats: Sequence[Tensor], updates: int) -> None:
 class _Whole:
     """Stage 0, float32: every rank holds everything."""
 
-    def __init__(self, rank: Rank) -> None:
+    def __init__(self, rank: ModelShard) -> None:
         self._optimizer = rank.engine.optimizer
 
     def read(self, parameter: Any, key: str | None) -> Tensor:
@@ -89,7 +89,7 @@ class _Whole:
 class _Split:
     """Stages 1 and 2: each rank holds a stretch of all parameters, laid end to end."""
 
-    def __init__(self, rank: Rank) -> None:
+    def __init__(self, rank: ModelShard) -> None:
         self._outer = rank.engine.optimizer
         self._rank = rank
         flats = getattr(self._outer, "single_partition_of_fp32_groups", None)
@@ -114,7 +114,7 @@ class _Split:
 class _Sharded:
     """Stage 3: each rank holds a stretch of each parameter, the last one filled up."""
 
-    def __init__(self, rank: Rank) -> None:
+    def __init__(self, rank: ModelShard) -> None:
         self._outer = rank.engine.optimizer
         self._rank = rank
 

@@ -23,7 +23,7 @@ from staleflow.training.deepspeed.rank import StepPart
 from staleflow.training.deepspeed.settings import RankSettings
 from staleflow.training.deepspeed.world import World
 from staleflow.training.host_weights import GatheredWeights, HostWeights
-from staleflow.training.step_metrics import StepMetrics
+from staleflow.training.train_metrics import TrainMetrics
 from staleflow.training.trainer import TrainResult, check_step, nothing, result_of
 
 
@@ -59,7 +59,7 @@ class DeepSpeedTrainer:
         )
         self._version += 1
         records = {name: record for part in parts for name, record in part.records.items()}
-        metrics = StepMetrics.merged([part.metrics for part in parts]).values()
+        metrics = TrainMetrics.merged([part.metrics for part in parts]).values()
         return result_of(batch, records, metrics, parts[0].learning_rate)
 
     def weights(self) -> Mapping[str, NDArray[Any]]:

@@ -1,7 +1,7 @@
-"""The parts as processes. Each class is made a Ray actor by `ray_backend` and `ray_session`.
+"""The parts as processes. `RayBackend` makes each class a Ray actor.
 
-Invariants: an actor builds its part from the config inside its own process, and in `start` if the input may
-be at fault, for Ray reports what a constructor raises as a death without a cause; messages are few and large
+Invariants: an actor builds its part inside its own process, and in `start` if the input may be at fault, for
+Ray reports what a constructor raises as a death without a cause; messages are few and large
 (one call per instance and interval, never one per trajectory); weights go from the trainer's process into the
 parameter server's storage and from there into the others, never through an actor call.
 """
@@ -24,16 +24,8 @@ from staleflow.coordination.events import InstanceJoined
 from staleflow.data.trajectory import Trajectory
 from staleflow.errors import EngineError, TransportError
 from staleflow.rollout.instance import InstanceUpdate, RolloutInstance
-from staleflow.runtime.assembly import (
-    build_engine,
-    build_evaluator,
-    build_held_out,
-    build_pool,
-    build_tokenizer,
-    held_out_prompts,
-    scoring_request,
-)
 from staleflow.runtime.backend import RewardsReady
+from staleflow.runtime.backends.ray.builders import PartBuilders
 from staleflow.servers.directory import WeightDirectory
 from staleflow.servers.parameter_server import ParameterServer
 from staleflow.servers.transport import Handle, wait_for_weights
@@ -95,9 +87,18 @@ class RolloutActor:
         deliver ──commands──> [inbox] ──> decode thread ──> [outbox] ──report──> updates
     """
 
-    def __init__(self, config: Config, instance: str, incarnation: int, weights: Handle, logs: Path) -> None:
+    def __init__(
+        self,
+        config: Config,
+        parts: PartBuilders,
+        instance: str,
+        incarnation: int,
+        weights: Handle,
+        logs: Path,
+    ) -> None:
         log_to(logs, f"rollout-{instance}")
         self._config = config
+        self._parts = parts
         self._engine_log = logs / f"rollout-{instance}.engine.log"
         self._name = instance
         self._incarnation = incarnation
@@ -114,13 +115,7 @@ class RolloutActor:
     def start(self) -> InstanceJoined:
         """Build the engine, load the newest weights, begin to decode."""
         config = self._config
-        engine = build_engine(
-            config,
-            build_tokenizer(config),
-            spend=time.sleep,
-            weights=self._weights.here(),
-            log=self._engine_log,
-        )
+        engine = self._parts.engine(self._weights.here(), self._engine_log)
         subscriber = self._weights.subscriber()
         self._newest = subscriber.newest
         wait_for_weights(subscriber, config.cluster.start_timeout_s)
@@ -213,7 +208,7 @@ class RolloutActor:
         return True
 
     def _has_version(self, version: int) -> bool:
-        """It is here, or the pull had better find out why not."""
+        """True if the version is local, or if the store failed and the pull should report it."""
         try:
             newest = self._newest()
         except TransportError:
@@ -224,10 +219,10 @@ class RolloutActor:
 class RewardActor:
     """Verifier processes behind one actor."""
 
-    def __init__(self, config: Config, logs: Path) -> None:
+    def __init__(self, parts: PartBuilders, logs: Path) -> None:
         log_to(logs, "reward")
-        self._pool = build_pool(config, logs / "verifier.log")
-        self._request = scoring_request(build_tokenizer(config))
+        self._pool = parts.scorer(logs / "verifier.log")
+        self._request = parts.request()
 
     def submit(self, trajectories: Sequence[Trajectory]) -> None:
         """Have trajectories scored."""
@@ -245,22 +240,17 @@ class RewardActor:
 class EvaluatorActor:
     """Evaluation with engines of its own."""
 
-    def __init__(self, config: Config, weights: Handle, logs: Path) -> None:
+    def __init__(self, parts: PartBuilders, weights: Handle, logs: Path) -> None:
         log_to(logs, "evaluator")
         os.nice(EVALUATION_NICENESS)
-        self._config = config
+        self._parts = parts
         self._weights = weights
         self._engine_log = logs / "evaluator.engine.log"
         self._subscriber = weights.subscriber()
 
     def start(self) -> None:
         """Build engines and verifier processes."""
-        config = self._config
-        tokenizer = build_tokenizer(config)
-        prompts = held_out_prompts(config, build_held_out(config, tokenizer))  # checked by the command
-        self._evaluator = build_evaluator(
-            config, tokenizer, prompts, build_pool(config), weights=self._weights.here(), log=self._engine_log
-        )
+        self._evaluator = self._parts.evaluator(self._weights.here(), self._engine_log)
 
     def evaluate(self, version: int) -> Evaluated:
         """Evaluate a version that is held, or the newest."""

@@ -25,7 +25,6 @@ from staleflow.config.schema import Config
 from staleflow.coordination.actions import Command
 from staleflow.coordination.events import InstanceJoined
 from staleflow.data.trajectory import TrainBatch, Trajectory
-from staleflow.runtime.assembly import instance_names
 from staleflow.runtime.backend import (
     Environments,
     EnvironmentsAnswered,
@@ -40,11 +39,11 @@ from staleflow.runtime.backends.ray.actors import (
     RolloutActor,
     WeightDirectoryActor,
 )
+from staleflow.runtime.backends.ray.builders import PartBuilders
 from staleflow.runtime.backends.ray.calls import Calls, OnError
 from staleflow.runtime.backends.ray.placement import Placement
 from staleflow.runtime.backends.ray.trainer_actor import TrainerActor
 from staleflow.runtime.clock import Clock
-from staleflow.runtime.start import StartPoint
 from staleflow.servers.directory import DIRECTORY_GROUPS
 from staleflow.servers.transport import Handle
 from staleflow.telemetry.events import EvaluationFailed, InstanceDown, StepTrained
@@ -67,8 +66,9 @@ class RayBackend:
     def __init__(
         self,
         config: Config,
-        start: StartPoint,
+        parts: PartBuilders,
         *,
+        instances: Sequence[str],
         run_name: str,
         checkpoints: Path,
         logs: Path,
@@ -83,7 +83,8 @@ class RayBackend:
         self._environments = environments
         self._config = config
         self._placement = placement or Placement()
-        self._start_point = start
+        self._parts = parts
+        self._names = list(instances)
         self._run_name = run_name
         self._checkpoints = checkpoints
         self._logs = logs
@@ -105,7 +106,7 @@ class RayBackend:
         config = self._config
         self._start_server()
         places = self._placement.options("reward")
-        self._reward = _actor(RewardActor, places, submit=1, answers=1).remote(config, self._logs)
+        self._reward = _actor(RewardActor, places, submit=1, answers=1).remote(self._parts, self._logs)
         self._await_answers(config.cluster.start_timeout_s)
 
     def _start_server(self) -> None:
@@ -222,7 +223,7 @@ class RayBackend:
 
     def _start_evaluator(self) -> None:
         evaluator = _actor(EvaluatorActor, self._placement.options("evaluation"))
-        self._evaluator = evaluator.remote(self._config, self._weights, self._logs)
+        self._evaluator = evaluator.remote(self._parts, self._weights, self._logs)
         limit_s = self._config.cluster.start_timeout_s
         start = self._evaluator.start.remote()
         self._calls.expect(start, "the evaluation", self._on_evaluator_up, limit_s=limit_s)
@@ -235,12 +236,19 @@ class RayBackend:
     def _start_trainer(self) -> None:
         config, places = self._config, self._placement
         trainer = _actor(TrainerActor, places.options("training"), pushed=1)
-        self._trainer = trainer.remote(config, self._weights, self._checkpoints, self._logs, places)
-        start = self._trainer.start.remote(self._start_point, bool(config.evaluation.every))
+        self._trainer = trainer.remote(
+            self._parts.trainer,
+            self._weights,
+            self._checkpoints,
+            self._logs,
+            keep=config.checkpoint.keep,
+            placement=places,
+        )
+        start = self._trainer.start.remote(bool(config.evaluation.every))
         self._calls.expect(start, "the trainer", self._on_trainer_up)
 
     def _on_trainer_up(self, message: Message) -> list[Message]:
-        self._to_start.extend(instance_names(self._config))
+        self._to_start.extend(self._names)
         for _ in range(1 if self._placement.shares_gpus else len(self._to_start)):
             self._start_next()
         return [message]
@@ -271,9 +279,9 @@ class RayBackend:
 
     def _start_instance(self, name: str) -> None:
         incarnation = self._incarnations[name] = self._incarnations.get(name, 0) + 1
-        places = self._placement.options("rollout", instance_names(self._config).index(name))
+        places = self._placement.options("rollout", self._names.index(name))
         actor = _actor(RolloutActor, places, deliver=1, updates=1).remote(
-            self._config, name, incarnation, self._weights, self._logs
+            self._config, self._parts, name, incarnation, self._weights, self._logs
         )
         self._instances[name] = actor
 

@@ -1,7 +1,6 @@
-"""Connecting to Ray: a cluster of our own, or one that is there, looked at before anything starts on it.
+"""Connecting to Ray: to an existing cluster, or to one that is started here.
 
-Invariants: an address where nothing listens is refused in seconds; a node on which a part will run has this
-version of staleflow and sees the files that the run names, or the run is refused with the node's name.
+Invariant: an address where nothing listens is refused in seconds.
 """
 
 from __future__ import annotations
@@ -9,14 +8,11 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import staleflow
 from staleflow.config.schema import Config
 from staleflow.errors import ConfigError, RunFailed
-from staleflow.runtime.backends.ray.placement import Placement
 
 PROBE_LIMIT_S = 5.0
 """To reach a port on another continent takes a third of a second. Ray itself tries for more than a minute."""
@@ -25,7 +21,7 @@ PROBE_LIMIT_S = 5.0
 def connect(config: Config) -> None:
     """Start a local cluster, or connect to the one at cluster.address.
 
-    Raises ConfigError for what is no address, RunFailed when no cluster answers there.
+    Raises ConfigError for what is not an address, RunFailed when no cluster answers there.
     """
     address = config.cluster.address
     if address is not None:
@@ -56,13 +52,13 @@ def connect(config: Config) -> None:
 
 
 def probe(address: str) -> None:
-    """Look whether anything listens at `host:port`. Raises RunFailed, or ConfigError for a wrong port."""
+    """Check that something listens at `host:port`. Raises RunFailed, or ConfigError for a wrong port."""
     host, colon, port = address.rpartition(":")
     host = host.rpartition("//")[2].strip("[]")
     if not colon or not host:
         return  # "auto", or something that Ray will name
     if not port.isdigit() or not 0 < int(port) < 1 << 16:
-        raise ConfigError(f"cluster.address is {address!r}: {port!r} is no port; write host:port, or auto")
+        raise ConfigError(f"cluster.address is {address!r}: {port!r} is not a port; write host:port, or auto")
     try:
         socket.create_connection((host, int(port)), timeout=PROBE_LIMIT_S).close()
     except OSError as error:
@@ -73,85 +69,11 @@ def probe(address: str) -> None:
 
 
 def use_token() -> None:
-    """Show Ray's token to an existing cluster, where the person has one and has not said otherwise.
+    """Send Ray's token to an existing cluster if there is one and the environment does not say otherwise.
 
-    `ray start` asks for a token by default, and `ray.init` with an address shows it only when told to. A
-    cluster that was started without one lets such a process in, but does not get through to it: for that one
-    say RAY_AUTH_MODE=disabled.
+    `ray start` asks for a token by default; `ray.init` with an address sends it only in token mode. A cluster
+    that was started without a token accepts such a process but cannot call it: set RAY_AUTH_MODE=disabled.
     """
     given = "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ
     if given or (Path.home() / ".ray" / "auth_token").is_file():
         os.environ.setdefault("RAY_AUTH_MODE", "token")
-
-
-# ---------------------------------------------------------------------- nodes
-
-
-def check_nodes(config: Config, placement: Placement, run_folder: Path) -> None:
-    """See that each node of an existing cluster where a part may run can run it. Raises ConfigError."""
-    if config.cluster.address is None:
-        return
-    import ray
-    from ray.exceptions import RayError
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    cluster: Any = ray
-    wanted = placement.nodes()
-    if config.cluster.transport == "shared_memory" and (wanted is None or len(wanted) > 1):
-        raise ConfigError(
-            "cluster.transport is shared_memory, which reaches one node, and the parts may be on more: set "
-            "it to auto, or cluster.placement.strategy to strict_pack with an amount for each part"
-        )
-    nodes = {
-        node["NodeID"]: node["NodeManagerAddress"]
-        for node in cluster.nodes()
-        if node["Alive"] and (wanted is None or node["NodeID"] in wanted)
-    }
-    look: Any = ray.remote(num_cpus=0, max_retries=0)(seen_here)
-    paths = _named_paths(config, run_folder)
-    looks = {
-        node: look.options(
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node, soft=False)
-        ).remote([path for _, path in paths])
-        for node in nodes
-    }
-    for node, reference in looks.items():
-        where = f"node {nodes[node]} ({node[:8]})"
-        try:
-            version, missing = ray.get(reference, timeout=config.cluster.start_timeout_s)
-        except RayError as error:
-            raise ConfigError(
-                f"{where} cannot run staleflow ({str(error).strip().splitlines()[-1]}): install the same "
-                "version there, and send packages of your own with cluster.ship"
-            ) from error
-        if version != staleflow.__version__:
-            raise ConfigError(
-                f"{where} has staleflow {version}, and this is {staleflow.__version__}: "
-                "install the same version"
-            )
-        for what, path in paths:
-            if path in missing:
-                raise ConfigError(
-                    f"{where} does not see {path} ({what}): put it where every node sees it under this path"
-                )
-
-
-def seen_here(paths: Sequence[str]) -> tuple[str, list[str]]:
-    """This node's version of staleflow, and those of `paths` that it does not see."""
-    return staleflow.__version__, [path for path in paths if not os.path.exists(path)]
-
-
-def _named_paths(config: Config, run_folder: Path) -> list[tuple[str, str]]:
-    """What the config names that parts on other nodes read or write: key and path."""
-    paths = [("the run folder, in run.output_dir", str(run_folder))]
-    for key, value in (
-        ("model.source", config.model.source),
-        ("model.tokenizer", config.model.tokenizer),
-        ("data.path", config.data.path),
-        ("data.options.held_out_path", config.data.options.get("held_out_path")),
-        ("training.kl.reference", config.training.kl.reference),
-        ("training.critic.source", config.training.critic.source),
-    ):
-        if isinstance(value, str) and not value.startswith("builtin:"):
-            paths.append((key, os.path.expanduser(value)))
-    return paths

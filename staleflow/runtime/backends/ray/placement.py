@@ -3,8 +3,8 @@
 Invariants:
 
 - an actor's bundle lies on one node, so a rollout instance with several GPUs has them all on one node;
-- what the cluster can never give is refused before any actor starts, with the sums; what others use now is
-  waited for, with a limit;
+- what the cluster can never give is refused before anything of the run exists, with the sums; what others use
+  now is waited for, with a limit;
 - a bundle reserves, the actor in it asks Ray for its GPUs only: so the servers, two processes, have one;
 - a part that asks for nothing has no bundle and runs anywhere. On a local cluster of CPUs that is every
   part, and there is no group at all.
@@ -99,7 +99,7 @@ class Placement:
 def make_placement(config: Config) -> Placement:
     """Reserve what the config asks for on the cluster that is connected to.
 
-    Raises ConfigError when the cluster has not as much, RunFailed when others use it for longer than
+    Raises ConfigError when the cluster does not have as much, RunFailed when others use it for longer than
     cluster.placement.wait_s.
     """
     import ray
@@ -180,8 +180,8 @@ def _engine_gpus(config: Config, engine: str) -> float:
 def lack_of_resources(asked: Sequence[Share], nodes: Sequence[Resources]) -> str:
     """A sentence for the person when `nodes`, all empty, could not hold what is asked for; else empty.
 
-    It compares sums, and each bundle with each node. What passes may still not fit, as boxes may not; Ray is
-    then waited for in vain, with a limit.
+    Compares sums, and each bundle with each node. What passes may still not fit together on the nodes; then
+    the wait for Ray runs into its limit.
     """
     has = {name: sum(node.get(name, 0.0) for node in nodes) for name in _names(asked)}
     wants = {name: sum(s.actors * s.resources.get(name, 0.0) for s in asked) for name in has}
@@ -200,6 +200,19 @@ def lack_of_resources(asked: Sequence[Share], nodes: Sequence[Resources]) -> str
                 f"has that (most of each: {_amounts(largest)}): lower it in cluster.placement"
             )
     return ""
+
+
+def lack_of_gpus(config: Config, gpus: int) -> str:
+    """The sentence of `lack_of_resources` about GPUs alone, for one machine that has so many; else empty."""
+    asked = [
+        Share(
+            part=share.part,
+            actors=share.actors,
+            resources={name: amount for name, amount in share.resources.items() if name == "GPU"},
+        )
+        for share in shares(config, gpus=gpus > 0)
+    ]
+    return lack_of_resources(asked, [{"GPU": float(gpus)}])
 
 
 def _names(asked: Sequence[Share]) -> list[str]:

@@ -1,29 +1,26 @@
 """A run on Ray: the loop in an actor, every part an actor of its own, the command only looks on.
 
-Invariants: without an address a local cluster is started, and it ends with the session, whatever happens;
-with one, nothing of the run is left there: its actors and its placement group end with the session, and what
-it has in shared memory ends with its actors. Neither weights nor payload pass through the command's process.
+Invariants: nothing of the run is left on the cluster when the session ends: its actors and its placement
+group end with it, and so does what it has in shared memory; a cluster that was started here ends too. Neither
+weights nor payload pass through the command's process.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from staleflow.config.schema import Config
+import ray
+
 from staleflow.errors import RunFailed, StaleflowError
-from staleflow.runtime.assembly import (
-    build_control,
-    build_source,
-    build_tokenizer,
-    build_trajectory_server,
-)
-from staleflow.runtime.backends.ray.connect import check_nodes, connect
-from staleflow.runtime.backends.ray.placement import Placement, make_placement
-from staleflow.runtime.clock import SystemClock
-from staleflow.runtime.session import RunPaths, loop_settings, make_journal, make_observer
-from staleflow.runtime.start import StartPoint
+from staleflow.runtime.backends.ray.actors import log_to
+from staleflow.runtime.backends.ray.cluster import RayCluster
+from staleflow.runtime.clock import Clock, SystemClock
+from staleflow.runtime.loop import RunLoop
+from staleflow.telemetry.monitor import RunMonitor
 from staleflow.telemetry.rows import Row, RunStatus
 
 LOOK_LIMIT_S = 60.0
@@ -33,61 +30,35 @@ LOOK_LIMIT_S = 60.0
 class TrajectoryServerActor:
     """The run loop with `Control` and the trajectory server, in one process."""
 
-    def __init__(self, config: Config, start: StartPoint, paths: RunPaths, placement: Placement) -> None:
-        from staleflow.runtime.backends.ray.actors import log_to
-
-        log_to(paths.logs, "trajectory_server")
-        self._config = config
-        self._start = start
-        self._paths = paths
-        self._placement = placement
+    def __init__(
+        self,
+        logs: Path,
+        make_monitor: Callable[[Clock], RunMonitor],
+        make_loop: Callable[[RunMonitor, Clock], RunLoop[Any, Any]],
+    ) -> None:
+        """`make_loop` may take a while, in which `look` answers already."""
+        log_to(logs, "trajectory_server")
         self._clock = SystemClock()
-        self._observer = make_observer(config, paths, self._clock)
-        self._loop: Any = None
+        self._monitor = make_monitor(self._clock)
+        self._make_loop = make_loop
+        self._loop: RunLoop[Any, Any] | None = None
         self._stop_early = False
 
     def run(self) -> str:
         """Run to the end; returns the finish reason."""
-        from staleflow.data.environment import SingleTurn
-        from staleflow.runtime.backends.ray.backend import RayBackend
-        from staleflow.runtime.gc_tuning import Heap
-        from staleflow.runtime.loop import RunLoop
-        from staleflow.storage.ledger import LedgerWriter
-
-        config, start, paths = self._config, self._start, self._paths
-        self._loop = RunLoop(
-            control=build_control(config, start),
-            server=build_trajectory_server(config, build_source(config, build_tokenizer(config)), start),
-            environment=SingleTurn(),
-            backend=RayBackend(
-                config,
-                start,
-                run_name=paths.name,
-                checkpoints=paths.checkpoints,
-                logs=paths.logs,
-                clock=self._clock,
-                placement=self._placement,
-            ),
-            ledger=LedgerWriter(paths.ledger),
-            opening=start.opening,
-            observer=self._observer,
-            clock=self._clock,
-            settings=loop_settings(config),
-            journal=make_journal(paths, start, self._observer, self._clock),
-            heap=Heap(),
-        )
+        self._loop = self._make_loop(self._monitor, self._clock)
         if self._stop_early:
             self._loop.request_stop()
         try:
-            reason: str = self._loop.run()
+            reason = self._loop.run()
         except Exception:
             logging.getLogger(__name__).exception("the run loop ended")
             raise
         return reason
 
     def look(self) -> tuple[list[Row], RunStatus]:
-        """Rows since the last look, and the newest picture."""
-        return self._observer.take_rows(), self._observer.status
+        """Rows since the last call, and the newest status."""
+        return self._monitor.take_rows(), self._monitor.status
 
     def request_stop(self) -> None:
         """Finish the step in training, save, and end."""
@@ -97,35 +68,31 @@ class TrajectoryServerActor:
 
 
 class RaySession:
-    """See `session.Session`."""
+    """See `session.Session`. It owns the cluster: `close` ends both."""
 
-    def __init__(self, config: Config, start: StartPoint, paths: RunPaths) -> None:
-        connect(config)
-        import ray
-
-        self._ray = ray
-        self._placement = Placement()
-        self._actor: Any = None
-        self._closed = False
-        self._config = config
-        self._answered = False
-        try:
-            self._placement = make_placement(config)
-            check_nodes(config, self._placement, paths.logs.parent)
-        except BaseException:
-            self.close()
-            raise
-        options = {**self._placement.options("servers"), "concurrency_groups": {"loop": 1, "look": 1}}
+    def __init__(
+        self,
+        cluster: RayCluster,
+        *,
+        logs: Path,
+        make_monitor: Callable[[Clock], RunMonitor],
+        make_loop: Callable[[RunMonitor, Clock], RunLoop[Any, Any]],
+        start_timeout_s: float,
+    ) -> None:
+        """Start the actor that runs the loop, which makes monitor and loop in its own process."""
+        self._cluster = cluster
+        options = {**cluster.placement.options("servers"), "concurrency_groups": {"loop": 1, "look": 1}}
         make: Any = ray.remote(**options)(TrajectoryServerActor)
-        self._actor = make.remote(config, start, paths, self._placement)
+        self._actor: Any = make.remote(logs, make_monitor, make_loop)
         self._result = self._actor.run.options(concurrency_group="loop").remote()
         self._look: Any = None
+        self._answered = False
+        self._closed = False
         self._silent_s = 0.0
-        self._limit_s = max(LOOK_LIMIT_S, config.cluster.start_timeout_s)  # until the process is up
+        self._limit_s = max(LOOK_LIMIT_S, start_timeout_s)  # until the process is up
 
     def look(self, timeout_s: float) -> tuple[list[Row], RunStatus | None]:
         """Ask the loop's process; an answer that is late comes with a later look."""
-        ray = self._ray
         if self._look is None:
             self._look = self._actor.look.options(concurrency_group="look").remote()
         # Wait for the end of the run as well, so that it is noticed at once; then space the looks out.
@@ -151,7 +118,6 @@ class RaySession:
 
     def outcome(self) -> str | None:
         """See `Session`."""
-        ray = self._ray
         ready, _ = ray.wait([self._result], timeout=0)
         if not ready:
             return None
@@ -168,8 +134,8 @@ class RaySession:
         return reason
 
     def _hint(self) -> str:
-        """What else may be the matter where it died before it said anything."""
-        if self._answered or self._config.cluster.address is None:
+        """A likely cause when the process died before it ever answered."""
+        if self._answered or self._cluster.is_local:
             return ""
         return (
             " before it began; if the cluster was started without a token and you have one "
@@ -177,12 +143,10 @@ class RaySession:
         )
 
     def close(self) -> None:
-        """End the run's actors, and the cluster if it is ours."""
+        """End the run's actors, and the cluster if it was started here."""
         if self._closed:
             return
         self._closed = True
         with contextlib.suppress(Exception):
-            if self._actor is not None:
-                self._ray.kill(self._actor)
-            self._placement.remove()
-        self._ray.shutdown()
+            ray.kill(self._actor)
+        self._cluster.close()

@@ -20,13 +20,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from staleflow.config.schema import Config
 from staleflow.data.trajectory import TrainBatch
-from staleflow.runtime.assembly import build_trainer
 from staleflow.runtime.backend import TrainerUp, step_trained
 from staleflow.runtime.backends.ray.actors import log_to
+from staleflow.runtime.backends.ray.builders import TrainerBuilder
 from staleflow.runtime.backends.ray.placement import Placement
-from staleflow.runtime.start import StartPoint
 from staleflow.servers.transport import Handle, Lease
 from staleflow.telemetry.events import CheckpointSaved, StepTrained, WeightsPushed
 
@@ -36,15 +34,18 @@ class TrainerActor:
 
     def __init__(
         self,
-        config: Config,
+        make_trainer: TrainerBuilder,
         weights: Handle,
         checkpoints: Path,
         logs: Path,
+        *,
+        keep: int,
         placement: Placement | None = None,
     ) -> None:
-        """`placement`: where further ranks go; None: they are child processes."""
+        """`keep`: newest checkpoints kept. `placement`: where further ranks go; None: child processes."""
         log_to(logs, "trainer")
-        self._config = config
+        self._make_trainer = make_trainer
+        self._keep = keep
         self._checkpoints = checkpoints
         self._logs = logs
         self._placement = placement
@@ -53,14 +54,14 @@ class TrainerActor:
         self._thread = ThreadPoolExecutor(1, "push")
         self._pushes: dict[int, Future[WeightsPushed]] = {}
 
-    def start(self, start: StartPoint, hold: bool) -> TrainerUp:
+    def start(self, hold: bool) -> TrainerUp:
         """Build the trainer and push its weights."""
         options: dict[str, Any] = {}
-        if self._placement is not None and self._config.training.trainer == "deepspeed":
+        if self._placement is not None:
             from staleflow.runtime.backends.ray.ranks import own_host, ray_launch
 
             options = {"launch": ray_launch(self._placement, self._logs), "host": own_host()}
-        self._trainer = build_trainer(self._config, start, **options)
+        self._trainer = self._make_trainer(**options)
         pushed = self._push(self._trainer.version, hold)
         return TrainerUp(version=pushed.version, push_s=pushed.seconds)
 
@@ -78,7 +79,7 @@ class TrainerActor:
         result = self._trainer.train(batch, wait)
         update_s = time.monotonic() - began - waited_s
         wait()  # where nothing was updated, nothing waited
-        # The one before stays, for whoever asks late.
+        # The one before stays, for a late `pushed`.
         self._pushes = {v: p for v, p in self._pushes.items() if v == result.version_start}
         self._pushes[result.version] = self._thread.submit(self._push, result.version, hold)
         return step_trained(result, update_s=update_s, waited_s=waited_s)
@@ -92,7 +93,7 @@ class TrainerActor:
         from staleflow.training.checkpoints import write_checkpoint
 
         began = time.monotonic()
-        write_checkpoint(self._checkpoints, version, self._trainer.save, self._config.checkpoint.keep)
+        write_checkpoint(self._checkpoints, version, self._trainer.save, self._keep)
         return CheckpointSaved(version=version, seconds=time.monotonic() - began)
 
     def release(self, version: int) -> None:

@@ -22,7 +22,7 @@ ALWAYS = (
 """Present in every step; others only where there is what they are about."""
 
 
-class StepMetrics:
+class TrainMetrics:
     """`train/...` values of DESIGN section 6.
 
     - `kl`: behaviour KL, the k3 estimate of KL(behaviour || prox): mean of `x - 1 - log x` with
@@ -59,12 +59,12 @@ class StepMetrics:
         self._skipped += not applied
 
     @staticmethod
-    def merged(parts: Sequence[StepMetrics]) -> StepMetrics:
+    def merged(parts: Sequence[TrainMetrics]) -> TrainMetrics:
         """Those of a step whose tokens were spread over ranks; each rank took in every update.
 
         An update's loss is the sum of its parts; gradient norm and outcome are the same on every rank.
         """
-        whole = StepMetrics()
+        whole = TrainMetrics()
         whole._sums = {
             name: sum(part._sums.get(name, 0.0) for part in parts)
             for name in {name: None for part in parts for name in part._sums}

@@ -1,0 +1,39 @@
+"""How the actors get their parts: functions that each actor calls in its own process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from staleflow.data.trajectory import Trajectory
+from staleflow.reward.verifiers import ScoreRequest
+from staleflow.rollout.engine import Engine
+from staleflow.runtime.evaluation import Evaluator, Scorer
+from staleflow.servers.transport import Handle
+from staleflow.training.trainer import Trainer
+
+if TYPE_CHECKING:
+    from staleflow.training.deepspeed.peers import Launch
+
+
+class TrainerBuilder(Protocol):
+    """Builds the trainer at the weights that the attempt starts from."""
+
+    def __call__(self, *, launch: Launch | None = None, host: str = "127.0.0.1") -> Trainer:
+        """`launch` starts further ranks, which reach this process at `host`; None: as child processes."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartBuilders:
+    """One function for each part. Picklable. Every `Path` is the log file of the part's own processes."""
+
+    engine: Callable[[Handle, Path], Engine]
+    """An engine without weights. The handle is for engines whose processes take weights themselves."""
+    scorer: Callable[[Path], Scorer]
+    request: Callable[[], Callable[[Trajectory], ScoreRequest]]
+    """Builds the function that makes a scoring request of a finished trajectory."""
+    evaluator: Callable[[Handle, Path], Evaluator]
+    trainer: TrainerBuilder
