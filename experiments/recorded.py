@@ -32,7 +32,7 @@ class Step:
     tokens: int
     """Of prompts and responses."""
     seconds: float
-    """From the batch to the pushed weights."""
+    """From the batch to the pushed weights, without waiting for the push before it."""
     push_s: float
 
 
@@ -202,7 +202,8 @@ class _Reader:
             case "batch":
                 self._batch[line["step"]] = at
             case "trained":
-                self.steps.append((line["step"], at - self._batch[line["step"]], line["p"]))
+                waited = line["p"]  # for the push before it
+                self.steps.append((line["step"], at - self._batch[line["step"]] - waited, 0.0))
             case "push" if "s" in line and self.steps and self.steps[-1][0] == line["v"] - 1:
                 step, seconds, _ = self.steps[-1]
                 self.steps[-1] = step, seconds + line["s"], line["s"]  # it ran after the step, not in it

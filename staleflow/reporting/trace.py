@@ -229,10 +229,11 @@ class _Trace:
         self._instant(t, COORDINATOR, f"batch of step {line['step']}", step)
 
     def _on_trained(self, t: float, line: Line) -> None:
-        step, pushing = {"step": line["step"]}, t - line["p"]
-        self._slice(TRAINER, STEPS, f"update {line['step']}", pushing - line["u"], pushing, step)
+        step, waits = {"step": line["step"]}, t - line["p"]
+        self._slice(TRAINER, STEPS, f"update {line['step']}", waits - line["u"], waits, step)
         if line["p"]:
-            self._slice(TRAINER, STEPS, f"push {line['step'] + 1}", pushing, t, {"version": line["step"] + 1})
+            version = {"version": line["step"]}
+            self._slice(TRAINER, STEPS, f"wait for push {line['step']}", waits, t, version)
 
     def _on_push(self, t: float, line: Line) -> None:
         if "s" in line:  # behind the steps

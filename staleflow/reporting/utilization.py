@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from staleflow.reporting.load import RunData, Values, series
 
 CAUSES = ("rollout", "longest", "reward", "pull", "routing", "environment")
-"""What the trainer can wait for; see `runtime.utilization`."""
+"""What the trainer can wait for; see `telemetry.utilization`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

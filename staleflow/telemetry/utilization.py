@@ -1,22 +1,33 @@
 """Who worked and who stood still, and while the trainer stood still, for what it waited.
 
-Invariants: every second from `start` on is counted once, under the state of the moment before it; the causes
-of waiting sum to the trainer's waiting; a row holds the seconds since the last row.
+Invariants: every second from the phase `running` on is counted once, under the state of the moment before
+it; the causes of waiting sum to the trainer's waiting; a row holds the seconds since the last row.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from staleflow.coordination.actions import Command, Pull
-from staleflow.coordination.control import Control
-from staleflow.coordination.events import InstanceReport
+from staleflow.coordination.actions import Pull
+from staleflow.coordination.view import ControlView
 from staleflow.protocol.lifecycle import TrajectoryState
+from staleflow.telemetry.events import (
+    BatchTaken,
+    CommandSent,
+    Handlers,
+    InstanceDown,
+    PhaseBegan,
+    ReportReceived,
+    RunBegan,
+    StepTrained,
+    TurnEnded,
+)
 
 LOOK_EVERY_S = 0.02
-"""Looking costs time per instance; this is finer than any figure that is shown."""
+"""A look is O(instances); this is finer than any figure that is shown."""
 FEW_RUNNING = 0.25
 """With no more than this share of the most that ever ran at once, only the longest responses still run."""
 
@@ -44,10 +55,13 @@ class _Moment:
 
 
 class TimeUse:
-    """Seconds by what they were spent on. Fed by the observer."""
+    """A listener that counts seconds by what they were spent on."""
 
-    def __init__(self, look_every_s: float = LOOK_EVERY_S) -> None:
+    def __init__(self, now: Callable[[], float], look_every_s: float = LOOK_EVERY_S) -> None:
+        """`now`: the run's clock."""
+        self._now = now
         self._look_every_s = look_every_s
+        self._view: ControlView
         self._at: float | None = None
         self._looked = float("-inf")
         self._moment = _Moment()
@@ -57,45 +71,60 @@ class TimeUse:
         self.idle_s_total = 0.0
         """Instance seconds with nothing running, in this attempt."""
 
-    def start(self, now: float) -> None:
-        """All parts are up: counting begins."""
-        self._at = now
+    def handlers(self) -> Handlers:
+        """See `Listener`."""
+        return {
+            RunBegan: self._began,
+            PhaseBegan: self._phase,
+            CommandSent: self._sent,
+            ReportReceived: self._reported,
+            InstanceDown: self._down,
+            BatchTaken: lambda _: self._training(True),
+            StepTrained: lambda _: self._training(False),
+            TurnEnded: self._turned,
+        }
 
-    def ordered(self, command: Command) -> None:
-        """A command goes out."""
-        if isinstance(command, Pull):
-            self._pulls[command.instance] = command.seq
+    def _began(self, event: RunBegan) -> None:
+        self._view = event.view
 
-    def reported(self, report: InstanceReport) -> None:
-        """An instance acknowledged commands."""
+    def _phase(self, event: PhaseBegan) -> None:
+        """All parts are up in the phase `running`: counting begins."""
+        if event.phase == "running":
+            self._at = self._now()
+
+    def _sent(self, event: CommandSent) -> None:
+        if isinstance(event.command, Pull):
+            self._pulls[event.command.instance] = event.command.seq
+
+    def _reported(self, event: ReportReceived) -> None:
+        report = event.report
         if report.acked_seq >= self._pulls.get(report.instance, report.acked_seq + 1):
             del self._pulls[report.instance]
 
-    def lost(self, instance: str) -> None:
-        """What an instance was ordered is void."""
-        self._pulls.pop(instance, None)
+    def _down(self, event: InstanceDown) -> None:
+        self._pulls.pop(event.instance, None)
 
-    def training(self, now: float, training: bool) -> None:
-        """The trainer began, or ended, a step with its push."""
-        self._count(now)
+    def _training(self, training: bool) -> None:
+        self._count(self._now())
         self._moment.training = training
 
-    def look(self, now: float, control: Control) -> None:
+    def _turned(self, _: TurnEnded) -> None:
         """Count the time since the last look, and note the state from now on."""
+        now = self._now()
         if self._at is None or now - self._looked < self._look_every_s:
             return
         self._looked = now
         self._count(now)
-        names = control.view.instances()
+        names = self._view.instances()
         self._moment.up = len(names)
-        self._moment.idle = sum(_nothing_there(control, name) for name in names)
-        self._moment.cause = self._cause(control)
+        self._moment.idle = sum(_is_idle(self._view, name) for name in names)
+        self._moment.cause = self._cause()
 
-    def take(self, now: float) -> dict[str, float | int | str]:
+    def take(self) -> dict[str, float]:
         """Seconds since the last call, by name."""
-        self._count(now)
+        self._count(self._now())
         names = (*_SIDES, *(f"waiting/{cause}_s" for cause in get_args(Cause)))
-        values: dict[str, float | int | str] = {f"time/{name}": self._seconds[name] for name in names}
+        values = {f"time/{name}": self._seconds[name] for name in names}
         self._seconds.clear()
         return values
 
@@ -114,13 +143,13 @@ class TimeUse:
             seconds["trainer_waiting_s"] += elapsed
             seconds[f"waiting/{moment.cause}_s"] += elapsed
 
-    def _cause(self, control: Control) -> Cause:
+    def _cause(self) -> Cause:
         """For what a batch is missing at this moment, whether or not the trainer waits for one."""
-        count = control.view.count
+        count = self._view.count
         running, scoring = count(TrajectoryState.RUNNING), count(TrajectoryState.GENERATED)
         outside = count(TrajectoryState.WAITING_EXTERNAL)
         self._most_running = max(self._most_running, running)
-        if self._pulls and 2 * len(self._pulls) >= len(control.view.instances()):
+        if self._pulls and 2 * len(self._pulls) >= len(self._view.instances()):
             return "pull"
         if outside > running + scoring:
             return "environment"
@@ -131,6 +160,6 @@ class TimeUse:
         return "longest" if running <= FEW_RUNNING * self._most_running else "rollout"
 
 
-def _nothing_there(control: Control, instance: str) -> bool:
-    snapshot = control.view.instance(instance)
+def _is_idle(view: ControlView, instance: str) -> bool:
+    snapshot = view.instance(instance)
     return snapshot.running + snapshot.waiting == 0

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from collections import deque
 
-from staleflow.coordination.actions import Command, Interrupt
+from staleflow.coordination.actions import Interrupt
 from staleflow.coordination.events import InstanceReport
+from staleflow.telemetry.events import CommandSent, ControlRan, Handlers, ReportReceived
 
 KINDS = ("route", "interrupt", "abort", "pull")
 MIGRATION = "migration"
@@ -21,7 +22,7 @@ MIGRATION = "migration"
 
 
 class CommandCosts:
-    """Collects; `totals` is what has come together."""
+    """A listener that accumulates command counts and timings."""
 
     def __init__(self) -> None:
         self.preemptions: dict[str, int] = {}
@@ -33,23 +34,27 @@ class CommandCosts:
         self._handle_s = 0.0
         self._last: dict[str, InstanceReport] = {}
         self._interrupts: dict[str, deque[Interrupt]] = {}
+        self._taken = self.totals()
 
-    def command(self, command: Command) -> None:
-        """A command was sent."""
+    def handlers(self) -> Handlers:
+        """See `Listener`."""
+        return {CommandSent: self._sent, ControlRan: self._ran, ReportReceived: self._reported}
+
+    def _sent(self, event: CommandSent) -> None:
+        command = event.command
         self._counts[type(command).__name__.lower()] += 1
         if isinstance(command, Interrupt):
             self._counts["migrate"] += _migrates(command)
             self._interrupts.setdefault(command.instance, deque()).append(command)
 
-    def coordinated(self, seconds: float, in_cycle: bool) -> None:
-        """Time spent in `Control`: in its cycle, or handling events."""
-        if in_cycle:
-            self._step_s += seconds
+    def _ran(self, event: ControlRan) -> None:
+        if event.in_cycle:
+            self._step_s += event.cpu_s
         else:
-            self._handle_s += seconds
+            self._handle_s += event.cpu_s
 
-    def reported(self, report: InstanceReport) -> None:
-        """An instance sent its report."""
+    def _reported(self, event: ReportReceived) -> None:
+        report = event.report
         last = self._last.get(report.instance)
         if last is None or last.incarnation != report.incarnation:
             last = InstanceReport(
@@ -78,8 +83,13 @@ class CommandCosts:
             waiting.popleft()
         return sum(applied) / len(applied) if applied else 0.0
 
+    def take(self) -> dict[str, float]:
+        """What was added to the totals since the last call."""
+        before, self._taken = self._taken, self.totals()
+        return {name: value - before[name] for name, value in self._taken.items()}
+
     def totals(self) -> dict[str, float]:
-        """Metric names and values."""
+        """Metric names and values, of the whole attempt."""
         values: dict[str, float] = {f"coord/{kind}_count": count for kind, count in self._counts.items()}
         values |= {f"coord/{kind}_seconds": seconds for kind, seconds in self._seconds.items()}
         values["coord/step_seconds"] = self._step_s

@@ -6,84 +6,88 @@ import json
 from pathlib import Path
 
 import pytest
+from scripted_events import Time, batch, received, report, response, scored, teller
 
 from staleflow.coordination.actions import Abort, Admission, Interrupt, Pull, Route
 from staleflow.coordination.events import (
+    DrawnGroup,
+    GroupsDrawn,
     InstanceJoined,
     InstanceLost,
-    InstanceReport,
     Rejection,
     TrajectoryReport,
+    TurnGiven,
+    WaitingExternal,
 )
+from staleflow.data.trajectory import FAILED, Reward
 from staleflow.errors import RunFolderError
-from staleflow.storage import JournalWriter, read_journal
-from staleflow.storage.journal import LOADS_PER_S
-
-
-class Time:
-    """Set by hand."""
-
-    def __init__(self, now: float) -> None:
-        self.now = now
-
-    def __call__(self) -> float:
-        return self.now
+from staleflow.storage import read_journal
+from staleflow.telemetry.events import (
+    CheckpointSaved,
+    CommandSent,
+    Evaluated,
+    GivenUp,
+    RecordAppended,
+    Released,
+    RewardReceived,
+    RunFinished,
+    StepTrained,
+    StragglerResampled,
+    StragglerTruncated,
+    TurnEnded,
+    WeightsPushed,
+)
+from staleflow.telemetry.journal import LOADS_PER_S, JournalWriter
 
 
 def lines(path: Path) -> list[dict[str, object]]:
     return list(read_journal(path))
 
 
-def join(journal: JournalWriter, instance: str = "i0", incarnation: int = 1, version: int = 0) -> None:
-    journal.joined(
-        InstanceJoined(
-            instance=instance, incarnation=incarnation, version=version, kv_capacity=100, max_running=4
-        )
+def join(instance: str = "i0", incarnation: int = 1, version: int = 0) -> InstanceJoined:
+    return InstanceJoined(
+        instance=instance, incarnation=incarnation, version=version, kv_capacity=100, max_running=4
     )
 
 
-def report(instance: str = "i0", **changes: object) -> InstanceReport:
-    values: dict[str, object] = {
-        "instance": instance,
-        "incarnation": 1,
-        "revision": 1,
-        "version": 0,
-        "acked_seq": 0,
-        **changes,
-    }
-    return InstanceReport(**values)  # type: ignore[arg-type]
+def push(version: int) -> WeightsPushed:
+    return WeightsPushed(version=version, seconds=0.5)
 
 
 def test_times_count_from_the_beginning_of_the_attempt(tmp_path: Path) -> None:
     clock = Time(100.0)
     journal = JournalWriter(tmp_path / "j", clock=clock, began=99.5, wall=7.0)
+    tell = teller(journal)
     clock.now = 101.25
-    journal.pushed(3)
+    tell(push(3))
     journal.close()
     assert lines(tmp_path / "j") == [
         {"t": 0.5, "k": "begin", "a": 0, "step": 0, "wall": 7.0},
-        {"t": 1.75, "k": "push", "v": 3, "a": 0},
+        {"t": 1.75, "k": "push", "v": 3, "s": 0.5, "a": 0},
     ]
 
 
 def test_every_command_is_there_with_what_it_says(tmp_path: Path) -> None:
     journal = JournalWriter(tmp_path / "j")
+    tell = teller(journal)
     where = {"instance": 'a "1"', "incarnation": 2}
-    journal.command(
-        Route(
-            **where,  # type: ignore[arg-type]
-            seq=1,
-            trajectory_id="é",
-            group_id="g",
-            min_version=3,
-            admission=Admission(kind="reserve", version=4, spare=True),
-            length=17,
-            reason='gain "5"',
+    tell(
+        CommandSent(
+            Route(
+                **where,  # type: ignore[arg-type]
+                seq=1,
+                trajectory_id="é",
+                group_id="g",
+                min_version=3,
+                admission=Admission(kind="reserve", version=4, spare=True),
+                length=17,
+                reason='gain "5"',
+            )
         )
     )
-    journal.command(Interrupt(**where, seq=2, trajectory_id="x", length=20, reason="migration: load"))  # type: ignore[arg-type]
-    journal.command(Abort(**where, seq=3, trajectory_id="x", length=21, reason="surplus member"))  # type: ignore[arg-type]
-    journal.command(Pull(**where, seq=4, version=5, reason="unlocks 3"))  # type: ignore[arg-type]
+    tell(CommandSent(Interrupt(**where, seq=2, trajectory_id="x", length=20, reason="migration: load")))  # type: ignore[arg-type]
+    tell(CommandSent(Abort(**where, seq=3, trajectory_id="x", length=21, reason="surplus member")))  # type: ignore[arg-type]
+    tell(CommandSent(Pull(**where, seq=4, version=5, reason="unlocks 3")))  # type: ignore[arg-type]
     journal.close()
     head = {"t": 0.0, "i": 'a "1"', "n": 2, "a": 0}
     assert lines(tmp_path / "j")[1:] == [
@@ -97,7 +101,8 @@ def test_every_command_is_there_with_what_it_says(tmp_path: Path) -> None:
 
 def test_a_report_leaves_lines_for_what_is_new_only(tmp_path: Path) -> None:
     journal = JournalWriter(tmp_path / "j")
-    join(journal)
+    tell = teller(journal)
+    tell(join())
     first = report(
         acked_seq=3,
         version=2,
@@ -106,8 +111,8 @@ def test_a_report_leaves_lines_for_what_is_new_only(tmp_path: Path) -> None:
         interrupted=(TrajectoryReport(trajectory_id="c", length=9, min_version=None),),
         finished=(TrajectoryReport(trajectory_id="d", length=12, min_version=0, finish_reason="stop"),),
     )
-    journal.reported(first, {"d": ((0, 2), (-1, 3), (2, 1))})
-    journal.reported(report(acked_seq=3, version=2, pull_seconds=0.5, revision=2))
+    tell(received(first, runs={"d": ((0, 2), (-1, 3), (2, 1))}))
+    tell(received(report(acked_seq=3, version=2, pull_seconds=0.5, revision=2)))
     journal.close()
     assert lines(tmp_path / "j")[2:] == [
         {"t": 0.0, "k": "reject", "i": "i0", "n": 1, "q": 2, "id": "b", "why": "old", "stale": 1, "a": 0},
@@ -120,12 +125,13 @@ def test_a_report_leaves_lines_for_what_is_new_only(tmp_path: Path) -> None:
 
 def test_reports_of_an_earlier_incarnation_say_nothing(tmp_path: Path) -> None:
     journal = JournalWriter(tmp_path / "j")
-    join(journal)
-    journal.lost(InstanceLost(instance="i0", incarnation=1, lengths=(("a", 5),), reason="it died"))
-    journal.reported(report(acked_seq=1))
-    join(journal, incarnation=2)
-    journal.reported(report(acked_seq=1))
-    journal.reported(report(incarnation=2, acked_seq=1))
+    tell = teller(journal)
+    tell(join())
+    tell(InstanceLost(instance="i0", incarnation=1, lengths=(("a", 5),), reason="it died"))
+    tell(received(report(acked_seq=1)))
+    tell(join(incarnation=2))
+    tell(received(report(acked_seq=1)))
+    tell(received(report(incarnation=2, acked_seq=1)))
     journal.close()
     assert [line["k"] for line in lines(tmp_path / "j")] == ["begin", "join", "lost", "join", "report"]
     assert lines(tmp_path / "j")[2]["back"] == [["a", 5]]
@@ -134,10 +140,11 @@ def test_reports_of_an_earlier_incarnation_say_nothing(tmp_path: Path) -> None:
 def test_loads_are_sampled_and_an_instance_that_falls_idle_is_seen(tmp_path: Path) -> None:
     clock = Time(0.0)
     journal = JournalWriter(tmp_path / "j", clock=clock)
-    join(journal)
+    tell = teller(journal)
+    tell(join())
     for time, running in ((0.0, 1), (0.1, 2), (0.3, 3), (0.4, 4), (0.45, 0), (0.5, 0)):
         clock.now = time
-        journal.reported(report(running=running))
+        tell(received(report(running=running)))
     journal.close()
     loads = [(line["t"], line["r"]) for line in lines(tmp_path / "j") if line["k"] == "load"]
     assert loads == [(0.0, 1), (0.3, 3), (0.45, 0)]
@@ -146,13 +153,14 @@ def test_loads_are_sampled_and_an_instance_that_falls_idle_is_seen(tmp_path: Pat
 def test_many_instances_do_not_make_more_loads_a_second(tmp_path: Path) -> None:
     clock = Time(0.0)
     journal = JournalWriter(tmp_path / "j", clock=clock)
+    tell = teller(journal)
     names = [f"i{n}" for n in range(1000)]
     for name in names:
-        join(journal, name)
+        tell(join(name))
     for turn in range(100):  # ten seconds
         clock.now = turn / 10
         for name in names:
-            journal.reported(report(name, running=1 + turn % 3))
+            tell(received(report(name, running=1 + turn % 3)))
     journal.close()
     loads = sum(line["k"] == "load" for line in lines(tmp_path / "j"))
     assert loads <= 10 * LOADS_PER_S
@@ -161,8 +169,9 @@ def test_many_instances_do_not_make_more_loads_a_second(tmp_path: Path) -> None:
 def test_a_journal_cut_at_any_byte_is_read_to_there_and_a_resumed_attempt_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "j"
     journal = JournalWriter(path)
-    journal.pushed(0)
-    journal.scored("a", 0.5, "ok", 0.25)
+    tell = teller(journal)
+    tell(push(0))
+    tell(RewardReceived("a", Reward(raw=0.5, seconds=0.25), False))
     journal.close()
     text = path.read_bytes()
     whole_lines = lines(path)
@@ -171,7 +180,8 @@ def test_a_journal_cut_at_any_byte_is_read_to_there_and_a_resumed_attempt_goes_o
         whole = text[:cut].count(b"\n")
         assert lines(path) == whole_lines[:whole]
         again = JournalWriter(path, attempt=1, step=4)
-        again.pushed(4)
+        tell = teller(again)
+        tell(push(4))
         again.close()
         assert lines(path)[:whole] == whole_lines[:whole]
         assert [(line["a"], line["k"]) for line in lines(path)[whole:]] == [(1, "begin"), (1, "push")]
@@ -180,35 +190,80 @@ def test_a_journal_cut_at_any_byte_is_read_to_there_and_a_resumed_attempt_goes_o
 def test_what_is_a_second_old_is_in_the_file(tmp_path: Path) -> None:
     clock = Time(0.0)
     journal = JournalWriter(tmp_path / "j", clock=clock)
-    journal.pushed(0)
+    tell = teller(journal)
+    tell(push(0))
     assert (tmp_path / "j").read_bytes() == b""
     clock.now = 1.0
-    journal.pushed(1)
+    tell(push(1))
     assert len(lines(tmp_path / "j")) == 3
-    journal.pushed(2)
+    tell(push(2))
     clock.now = 1.9
-    journal.flush_if_due()
+    tell(TurnEnded(False))
     assert len(lines(tmp_path / "j")) == 3
     clock.now = 2.0
-    journal.flush_if_due()
+    tell(TurnEnded(False))
     assert len(lines(tmp_path / "j")) == 4
     journal.close()
     journal.close()
 
 
-def test_without_a_path_nothing_is_written(tmp_path: Path) -> None:
+def test_without_a_path_it_listens_to_nothing() -> None:
     journal = JournalWriter(None)
-    assert not journal.is_on
-    join(journal)
-    journal.reported(report(running=2, acked_seq=1))
-    journal.pushed(0)
-    journal.flush_if_due()
+    assert journal.handlers() == {}
     journal.close()
+
+
+def test_what_happens_to_trajectories_and_batches_has_a_line_each(tmp_path: Path) -> None:
+    journal = JournalWriter(tmp_path / "j")
+    tell = teller(journal)
+    drawn = DrawnGroup(group_id="g", members=("a", "b", "c"), prompt_length=3)
+    happened = (
+        GroupsDrawn(groups=(drawn,)),
+        WaitingExternal(trajectory_id="a", limit_s=30.0),
+        TurnGiven(trajectory_id="a", length=12),
+        RewardReceived("a", Reward(raw=1.0, seconds=0.125), False),
+        RewardReceived("gone", Reward(raw=1.0), True),
+        RewardReceived("b", FAILED, False),
+        GivenUp(trajectory_id="b", reason="it stalled"),
+        Released((), "filtered"),
+        Released((response(id_="b"), response(id_="c")), "aborted"),
+        StragglerResampled(dropped=response(id_="c"), new_id="d", reason="too long"),
+        StragglerTruncated(trajectory=response(id_="a"), reason="too long"),
+        RecordAppended(17),
+        batch([scored(response())], step=4, waited_s=1.5),
+        StepTrained(step=4, trained=(), metrics={}, update_s=2.0, waited_s=0.25),
+        StepTrained(step=5, trained=(), metrics={}, update_s=2.0),
+        Evaluated(version=5, seconds=3.0),
+        CheckpointSaved(version=5, seconds=0.75),
+        RunFinished(reason="completed"),
+    )
+    for event in happened:
+        tell(event)
+    journal.close()
+    assert [{k: v for k, v in line.items() if k not in ("t", "a")} for line in lines(tmp_path / "j")[1:]] == [
+        {"k": "draw", "g": "g", "m": ["a", "b", "c"], "l": 3},
+        {"k": "external", "id": "a", "s": 30},
+        {"k": "given", "id": "a", "l": 12},
+        {"k": "score", "id": "a", "raw": 1.0, "st": "ok", "s": 0.125},
+        {"k": "score", "id": "b", "raw": 0.0, "st": "failed", "s": 0.0},
+        {"k": "gave_up", "id": "b", "why": "it stalled"},
+        {"k": "release", "ids": ["b", "c"], "why": "aborted"},
+        {"k": "resample", "id": "c", "to": "d", "why": "too long"},
+        {"k": "cut", "id": "a", "why": "too long"},
+        {"k": "ledger", "q": 17},
+        {"k": "batch", "step": 4, "s": 1.5},
+        {"k": "trained", "step": 4, "u": 2.0, "p": 0.25},
+        {"k": "trained", "step": 5, "u": 2.0, "p": 0.0},
+        {"k": "eval", "v": 5, "s": 3.0},
+        {"k": "save", "v": 5, "s": 0.75},
+        {"k": "finish", "why": "completed"},
+    ]
 
 
 def test_a_score_that_is_no_number_reads_back(tmp_path: Path) -> None:
     journal = JournalWriter(tmp_path / "j")
-    journal.scored("a", float("nan"), "error")
+    tell = teller(journal)
+    tell(RewardReceived("a", Reward(raw=float("nan"), status="error"), False))
     journal.close()
     raw = lines(tmp_path / "j")[1]["raw"]
     assert raw != raw

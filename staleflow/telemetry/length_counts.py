@@ -14,27 +14,28 @@ Buckets are powers of two: bucket b holds lengths from b to 2 b - 1 (bucket 1 al
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from staleflow.coordination.actions import Abort
-from staleflow.data.responses import Response, Scored
+from staleflow.data.responses import Response
+from staleflow.data.trajectory import FinishReason
+from staleflow.telemetry.events import (
+    BatchTaken,
+    CommandSent,
+    GenerationEnded,
+    Handlers,
+    InstanceDown,
+    Released,
+    ReportReceived,
+    StragglerResampled,
+    StragglerTruncated,
+)
 from staleflow.training.filtering import is_usable
 
 KINDS = ("sampled", "trained")
 
 
-class Late(NamedTuple):
-    """Tokens that an instance told of after their trajectory had been dropped."""
-
-    trajectory_id: str
-    tokens: int
-    finished: bool
-    """It ended by itself before its Abort came."""
-
-
 class LengthCounts:
-    """Counts since the last `take`, and those of the whole attempt."""
+    """A listener that counts since the last `take`, and for the whole attempt."""
 
     def __init__(self, longest: int) -> None:
         """`longest`: tokens of the longest response; every row has all buckets up to its own."""
@@ -46,49 +47,81 @@ class LengthCounts:
         self._leaving: dict[str, dict[str, _Leaving]] = {}
         """Dropped ones that an instance still has tokens of, by instance and trajectory."""
         self._instance_of: dict[str, str] = {}
+        self._cut: set[str] = set()
+        """Stragglers cut off whose generation has not ended yet."""
 
-    def sampled(self, trajectory: Response, *, cut: bool = False) -> None:
-        """The trajectory's generation has ended; `cut`: it had not finished by itself."""
-        self._sampled(trajectory.response_len, trajectory.prompt_len, cut)
+    def handlers(self) -> Handlers:
+        """See `Listener`."""
+        return {
+            CommandSent: self._sent,
+            ReportReceived: self._reported,
+            InstanceDown: self._down,
+            GenerationEnded: self._ended,
+            Released: self._released,
+            StragglerResampled: self._resampled,
+            StragglerTruncated: self._truncated,
+            BatchTaken: self._batch,
+        }
 
-    def aborted(self, command: Abort) -> None:
-        """An Abort goes out; its trajectory is dropped next."""
-        self._aborts[command.trajectory_id] = command
+    def _sent(self, event: CommandSent) -> None:
+        """The trajectory of an Abort is dropped next."""
+        if isinstance(event.command, Abort):
+            self._aborts[event.command.trajectory_id] = event.command
 
-    def dropped(self, trajectory: Response, *, counts: bool) -> None:
-        """A trajectory was dropped. `counts`: it was unfinished, and the run is not over."""
-        abort = self._aborts.pop(trajectory.trajectory_id, None)
-        if not counts:
-            return
-        if abort is None:
-            self.sampled(trajectory, cut=True)
-            return
-        leaving = _Leaving(abort.seq, trajectory.response_len, trajectory.prompt_len)
-        self._leaving.setdefault(abort.instance, {})[trajectory.trajectory_id] = leaving
-        self._instance_of[trajectory.trajectory_id] = abort.instance
-
-    def late(self, arrivals: Iterable[Late]) -> None:
-        """Tokens of trajectories that were dropped before these came."""
-        for late in arrivals:
+    def _reported(self, event: ReportReceived) -> None:
+        for late in event.late:
             instance = self._instance_of.get(late.trajectory_id)
             if instance is not None:
                 leaving = self._leaving[instance][late.trajectory_id]
                 leaving.response += late.tokens
                 leaving.finished = late.finished
+        if self._leaving:
+            self._left(event.report.instance, event.report.acked_seq)
 
-    def acknowledged(self, instance: str, seq: int | None = None) -> None:
-        """The instance has applied its commands up to `seq` and told of their tokens. None: it was lost."""
+    def _down(self, event: InstanceDown) -> None:
+        self._left(event.instance)
+
+    def _ended(self, event: GenerationEnded) -> None:
+        trajectory = event.trajectory
+        cut = trajectory.finish_reason is FinishReason.FAILED or trajectory.trajectory_id in self._cut
+        self._cut.discard(trajectory.trajectory_id)
+        self._sampled(trajectory.response_len, trajectory.prompt_len, cut)
+
+    def _released(self, event: Released) -> None:
+        for trajectory in event.trajectories:
+            unfinished = trajectory.finish_reason is None  # the others were counted when they finished
+            self._dropped(trajectory, counts=unfinished and event.reason != "discarded")
+
+    def _resampled(self, event: StragglerResampled) -> None:
+        self._dropped(event.dropped, counts=True)
+
+    def _truncated(self, event: StragglerTruncated) -> None:
+        self._cut.add(event.trajectory.trajectory_id)
+
+    def _batch(self, event: BatchTaken) -> None:
+        for trajectory in [s.trajectory for group in event.groups for s in group if is_usable(s)]:
+            for counts in (self._since, self._total):
+                counts.add("trained", trajectory.response_len, trajectory.prompt_len)
+
+    def _dropped(self, trajectory: Response, *, counts: bool) -> None:
+        """`counts`: it was unfinished, and the run is not over."""
+        abort = self._aborts.pop(trajectory.trajectory_id, None)
+        if not counts:
+            return
+        if abort is None:
+            self._sampled(trajectory.response_len, trajectory.prompt_len, cut=True)
+            return
+        leaving = _Leaving(abort.seq, trajectory.response_len, trajectory.prompt_len)
+        self._leaving.setdefault(abort.instance, {})[trajectory.trajectory_id] = leaving
+        self._instance_of[trajectory.trajectory_id] = abort.instance
+
+    def _left(self, instance: str, seq: int | None = None) -> None:
+        """The instance has applied its commands up to `seq` and reported their tokens. None: it was lost."""
         there = self._leaving.get(instance, {})
         for trajectory_id in [t for t, leaving in there.items() if seq is None or leaving.seq <= seq]:
             leaving = there.pop(trajectory_id)
             del self._instance_of[trajectory_id]
             self._sampled(leaving.response, leaving.prompt, cut=not leaving.finished)
-
-    def trained(self, groups: Sequence[Sequence[Scored]]) -> None:
-        """A batch was handed to the trainer."""
-        for trajectory in [s.trajectory for group in groups for s in group if is_usable(s)]:
-            for counts in (self._since, self._total):
-                counts.add("trained", trajectory.response_len, trajectory.prompt_len)
 
     def take(self) -> dict[str, float]:
         """Metrics since the last call, of the same names each time.
@@ -105,7 +138,7 @@ class LengthCounts:
         At its end: what instances have not answered for is counted as far as it is known.
         """
         for instance in list(self._leaving):
-            self.acknowledged(instance)
+            self._left(instance)
         return self._total.of_responses(self._buckets) | self._total.of_prompts()
 
     def _sampled(self, response: int, prompt: int, cut: bool) -> None:
