@@ -31,6 +31,7 @@ from staleflow.telemetry.events import (
     Evaluated,
     GivenUp,
     Handlers,
+    LoopClosed,
     RecordAppended,
     Released,
     ReportReceived,
@@ -108,6 +109,7 @@ class JournalWriter:
             Evaluated: self._evaluated,
             CheckpointSaved: self._saved,
             RunFinished: self._finished,
+            LoopClosed: lambda _: self.close(),
             TurnEnded: self._turned,
         }
 
