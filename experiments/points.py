@@ -20,9 +20,8 @@ from statistics import median
 
 from staleflow.config import load_config
 from staleflow.errors import RunFailed
-from staleflow.runtime.launch import opening_record
-from staleflow.runtime.simulate import StopAfter, run_simulation
-from staleflow.runtime.simulated import simulated_control
+from staleflow.runtime.assembly import opening_record
+from staleflow.runtime.assembly.simulated import StopAfter, run_simulation, simulated_control
 from staleflow.runtime.start import first_start
 from staleflow.simulation.bounds import SIDES, find_bounds
 from staleflow.simulation.hardware import cluster_settings

@@ -27,15 +27,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
 from staleflow.coordination.actions import Abort, Command, Interrupt, Pull, Route
 from staleflow.coordination.events import InstanceReport, Rejection, TrajectoryReport
+from staleflow.data.instance_update import Delta, InstanceUpdate
 from staleflow.data.trajectory import Trajectory
 from staleflow.errors import EngineError, ProtocolError, TransportError
-from staleflow.rollout.engine import Delta, Engine, OnPull, segment_after
+from staleflow.rollout.engine import Engine, OnPull, segment_after
 
 PULL_PATIENCE_S = 60.0
 """An instance that cannot pull refuses all new groups, so after this long it had better be started anew."""
@@ -69,14 +70,6 @@ class WeightSource(Protocol):
     def lease(self, version: int | None = None) -> AbstractContextManager[LeasedWeights]:
         """Pin a version (None: the newest). Raises TransportError when there is none, or that one is gone."""
         ...
-
-
-class InstanceUpdate(NamedTuple):
-    """A report, and the payload that belongs to it."""
-
-    report: InstanceReport
-    deltas: tuple[Delta, ...]
-    """In the order to apply them; those of aborted trajectories too, so that no token goes uncounted."""
 
 
 class RolloutInstance:

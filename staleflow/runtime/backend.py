@@ -17,10 +17,10 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from staleflow.coordination.actions import Command
 from staleflow.coordination.events import DrawnGroup, InstanceJoined
 from staleflow.data.environment import Answer
+from staleflow.data.instance_update import InstanceUpdate
 from staleflow.data.responses import Balance, LateTokens, Response, Scored
 from staleflow.data.trajectory import Reward, Trajectory
 from staleflow.protocol.records import Record, TrainedMember
-from staleflow.rollout.instance import InstanceUpdate
 from staleflow.telemetry.events import (
     CheckpointSaved,
     Evaluated,

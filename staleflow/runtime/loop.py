@@ -41,9 +41,9 @@ from staleflow.coordination.events import (
     TrainedStep,
     TrainerFree,
 )
+from staleflow.data.instance_update import InstanceUpdate
 from staleflow.errors import RunFailed, UserError
 from staleflow.protocol.records import Record, Trained
-from staleflow.rollout.instance import InstanceUpdate
 from staleflow.runtime.backend import (
     B,
     Backend,

@@ -35,9 +35,8 @@ from staleflow.experiments.simulated_beside_real import (
 )
 from staleflow.protocol.records import Start, Trained, TrainedMember
 from staleflow.reporting.load import load_run
-from staleflow.runtime.assembly import build_control
-from staleflow.runtime.launch import opening_record
-from staleflow.runtime.simulated import simulate_into
+from staleflow.runtime.assembly import build_control, opening_record
+from staleflow.runtime.launch_simulation import simulate_into
 from staleflow.runtime.start import first_start
 from staleflow.simulation.response_lengths import lognormal
 from staleflow.simulation.settings import ClusterSettings, TrainerCosts

@@ -15,11 +15,12 @@ from cluster_watch import Watch
 
 from staleflow.coordination.actions import Command
 from staleflow.coordination.events import Event, InstanceJoined
+from staleflow.data.instance_update import InstanceUpdate
 from staleflow.data.trajectory import Trajectory
 from staleflow.errors import EngineError, TransportError
 from staleflow.rollout.engine import SamplingParams
 from staleflow.rollout.fake import FakeEngine
-from staleflow.rollout.instance import InstanceUpdate, RolloutInstance
+from staleflow.rollout.instance import RolloutInstance
 from staleflow.rollout.scheduler import Generation
 from staleflow.rollout.scripted_lengths import Lengths, long_tailed
 

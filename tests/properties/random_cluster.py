@@ -56,10 +56,10 @@ from staleflow.coordination.events import (
     WaitingExternal,
 )
 from staleflow.data.environment import Done, Given, Waiting
+from staleflow.data.instance_update import InstanceUpdate
 from staleflow.data.trajectory import FinishReason, Prompt, Reward, TrainBatch, Trajectory, token_hash
 from staleflow.protocol.buffer import StalenessBuffer
 from staleflow.protocol.records import Consume, Record, Start, Trained, TrainedMember, to_json
-from staleflow.rollout.instance import InstanceUpdate
 from staleflow.servers.trajectory_server import FAILED, TrajectoryServer
 from staleflow.training.filtering import is_uninformative
 

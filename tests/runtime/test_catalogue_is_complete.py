@@ -10,8 +10,8 @@ import pytest
 from toy import ToyRun, toy_config
 
 from staleflow.config import load_config
+from staleflow.runtime.assembly.simulated import build_simulated_session
 from staleflow.runtime.session import RunPaths
-from staleflow.runtime.simulated import SimulatedSession
 from staleflow.simulation.hardware import cluster_settings
 from staleflow.telemetry.catalogue import AXES, CATALOGUE, FOREIGN, find
 from staleflow.telemetry.rows import Row
@@ -39,7 +39,7 @@ def rows(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
     }.items():
         run = ToyRun(toy_config(model, folder, *overrides), folder / name)
         assert run.run() == "completed"
-        found += run.observer.take_rows()
+        found += run.monitor.take_rows()
     return [*found, *simulated(folder / "simulated")]
 
 
@@ -48,7 +48,7 @@ def simulated(folder: Path) -> Iterator[Row]:
     overrides = ["run.name=s", "run.steps=3", "data.batch_size=2", "data.group_size=2"]
     config = load_config([], overrides, {}, simulated=True)
     paths = RunPaths(name="s", ledger=folder / "ledger.jsonl", checkpoints=folder, logs=folder)
-    session = SimulatedSession(config, cluster_settings(config), paths)
+    session = build_simulated_session(config, cluster_settings(config), paths)
     while session.outcome() is None:
         yield from session.look(0.1)[0]
     yield from session.look(0.1)[0]

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from staleflow.data.instance_update import Delta
 from staleflow.data.trajectory import FinishReason, Prompt, Segment
-from staleflow.rollout.engine import Delta
 from staleflow.servers.trajectory_server import TrajectoryServer
 
 

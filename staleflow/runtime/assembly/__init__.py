@@ -10,6 +10,7 @@ from staleflow.runtime.assembly.control import (
     build_policy,
     build_trajectory_server,
     kept_bound,
+    opening_record,
 )
 from staleflow.runtime.assembly.data import (
     DEFAULT_CONTEXT,
@@ -89,6 +90,7 @@ __all__ = [
     "kept_bound",
     "limit_threads",
     "max_model_len",
+    "opening_record",
     "part_builders",
     "part_checks",
     "read_data",

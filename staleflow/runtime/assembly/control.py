@@ -18,6 +18,7 @@ from staleflow.data.schedule import PromptSchedule
 from staleflow.data.sources import PromptSource
 from staleflow.data.trajectory import Prompt
 from staleflow.protocol.buffer import StalenessBuffer
+from staleflow.protocol.records import Start
 from staleflow.runtime.start import StartPoint
 from staleflow.servers.trajectory_server import TrajectoryServer
 from staleflow.storage.cost_file import load_cost_model
@@ -121,4 +122,15 @@ def build_trajectory_server(config: Config, source: PromptSource, start: StartPo
         members=data.group_size + config.redundancy.members,
         max_new_tokens=config.rollout.max_new_tokens,
         attempt=start.group_attempt,
+    )
+
+
+def opening_record(config: Config) -> Start:
+    """The first record of the ledger."""
+    return Start(
+        bound=kept_bound(config),
+        batch_size=config.data.batch_size,
+        group_size=config.data.group_size,
+        last_batch=config.data.last_batch,
+        spare_limit=config.redundancy.groups,
     )

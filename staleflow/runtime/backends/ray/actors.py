@@ -21,9 +21,10 @@ from typing import Any
 from staleflow.config.schema import Config
 from staleflow.coordination.actions import Command, Pull
 from staleflow.coordination.events import InstanceJoined
+from staleflow.data.instance_update import InstanceUpdate
 from staleflow.data.trajectory import Trajectory
 from staleflow.errors import EngineError, TransportError
-from staleflow.rollout.instance import InstanceUpdate, RolloutInstance
+from staleflow.rollout.instance import RolloutInstance
 from staleflow.runtime.backend import RewardsReady
 from staleflow.runtime.backends.ray.builders import PartBuilders
 from staleflow.servers.directory import WeightDirectory

@@ -9,29 +9,22 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from staleflow.config.schema import Config
-from staleflow.coordination.control import Control, Patience
-from staleflow.coordination.estimates import OnlineCosts
-from staleflow.runtime.assembly import build_control, build_costs, build_journal, build_monitor, kept_bound
-from staleflow.runtime.backends.simulated import SimulatedBackend
-from staleflow.runtime.launch import opening_record, run_folder, say_how_it_ended, watched
+from staleflow.coordination.control import Control
+from staleflow.runtime.assembly import kept_bound
+from staleflow.runtime.assembly.simulated import build_simulated_session
+from staleflow.runtime.launch import run_folder, say_how_it_ended, watched
 from staleflow.runtime.preflight import prepare_simulation
-from staleflow.runtime.session import ThreadSession
-from staleflow.runtime.simulate import simulated_loop
-from staleflow.runtime.start import RunPaths, StartPoint, first_start
+from staleflow.runtime.start import RunPaths
 from staleflow.simulation.bounds import SIDES, find_bounds
-from staleflow.simulation.settings import ClusterSettings, always_right
-from staleflow.storage.ledger import LedgerWriter
+from staleflow.simulation.settings import ClusterSettings
 from staleflow.storage.provenance import provenance
 from staleflow.telemetry.jsonl import JsonlSink
-from staleflow.telemetry.monitor import Intervals
 from staleflow.telemetry.progress import make_progress
-from staleflow.telemetry.utilization import LOOK_EVERY_S
 
 INSTANCES_PER_LOOK_S = 250.0
 """Looking at so many instances a simulated second is cheap beside what they do in it."""
@@ -55,7 +48,7 @@ def simulate_run(config: Config, *, clean: bool) -> int:
         )
         console = make_progress(config.telemetry.console)
         reason = watched(
-            lambda: SimulatedSession(config, settings, paths), _unless_online(config), folder, console
+            lambda: build_simulated_session(config, settings, paths), _unless_online(config), folder, console
         )
     return say_how_it_ended(config, folder, reason)
 
@@ -72,7 +65,7 @@ def simulate_into(folder: Path, config: Config, settings: ClusterSettings, contr
         logs=folder,
         journal=folder / "journal.jsonl",
     )
-    session = SimulatedSession(config, settings, paths, control)
+    session = build_simulated_session(config, settings, paths, control)
     sink = JsonlSink(folder / "metrics.jsonl")
     try:
         while True:
@@ -83,58 +76,6 @@ def simulate_into(folder: Path, config: Config, settings: ClusterSettings, contr
                 return reason
     finally:
         sink.close()
-
-
-class SimulatedSession(ThreadSession):
-    """The simulated cluster in a thread."""
-
-    def __init__(
-        self, config: Config, settings: ClusterSettings, paths: RunPaths, control: Control | None = None
-    ) -> None:
-        """`control` None: that of `simulated_control`."""
-        start, backend = first_start(opening_record(config)), SimulatedBackend(settings)
-        began = time.monotonic()
-
-        def speed() -> dict[str, float]:
-            wall_s = time.monotonic() - began
-            seconds = backend.clock.now()
-            return {"simulation/wall_s": wall_s, "simulation/speed": seconds / max(1e-9, wall_s)}
-
-        look_s = max(LOOK_EVERY_S, settings.instances / INSTANCES_PER_LOOK_S)
-        monitor = build_monitor(
-            config,
-            paths,
-            backend.clock,
-            intervals=Intervals(
-                look_s=look_s, sample_s=max(1.0, 20 * look_s), double_after=SAMPLES_BEFORE_DOUBLING
-            ),
-            redraw=time.monotonic,
-            has_rewards=settings.reward is not always_right,
-            extra_summary=speed,
-        )
-        loop = simulated_loop(
-            control or simulated_control(config, settings, start),
-            backend,
-            settings=settings,
-            steps=config.run.steps,
-            opening=start.opening,
-            ledger=LedgerWriter(paths.ledger),
-            listeners=[monitor, build_journal(paths, start, monitor, backend.clock)],
-        )
-        super().__init__(monitor, loop.run, loop.request_stop)
-
-
-def simulated_control(config: Config, settings: ClusterSettings, start: StartPoint) -> Control:
-    """The control of a real run, but that it knows what the instances cost unless the config names a file."""
-    named = config.coordination.cost_model is not None
-    return build_control(
-        config,
-        start,
-        costs=build_costs(config) if named else OnlineCosts(settings.costs, refine=False),
-        # Simulated instances never lose a trajectory without saying so, and report lengths rarely.
-        patience=Patience(stall_after_s=math.inf, max_retries=config.rollout.max_retries),
-        filtered=config.simulation.solved is not None,
-    )
 
 
 def describe(config: Config, settings: ClusterSettings) -> dict[str, Any]:
