@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from staleflow.config.schema import Config
 from staleflow.coordination.batches import BatchSettings
@@ -23,9 +22,6 @@ from staleflow.runtime.start import StartPoint
 from staleflow.servers.trajectory_server import TrajectoryServer
 from staleflow.storage.cost_file import load_cost_model
 from staleflow.training.filtering import is_uninformative
-
-if TYPE_CHECKING:
-    pass
 
 
 def build_control(
