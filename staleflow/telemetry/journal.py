@@ -31,6 +31,7 @@ from staleflow.telemetry.events import (
     Evaluated,
     GivenUp,
     Handlers,
+    LoopClosed,
     RecordAppended,
     Released,
     ReportReceived,
@@ -109,6 +110,7 @@ class JournalWriter:
             CheckpointSaved: self._saved,
             RunFinished: self._finished,
             TurnEnded: self._turned,
+            LoopClosed: lambda _: self.close(),
         }
 
     def close(self) -> None:

@@ -68,7 +68,14 @@ class RunMonitor:
             has_rewards=has_rewards,
             extra_summary=extra_summary,
         )
-        samples = InstanceRows(self._rows, rates, now=now, intervals=intervals, preemptions=costs.preemptions)
+        samples = InstanceRows(
+            self._rows,
+            rates,
+            now=now,
+            sample_s=intervals.sample_s,
+            double_after=intervals.double_after,
+            preemptions=costs.preemptions,
+        )
         status = RunStatus(
             run_name=run_name,
             policy=policy,
