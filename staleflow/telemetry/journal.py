@@ -109,6 +109,7 @@ class JournalWriter:
             Evaluated: self._evaluated,
             CheckpointSaved: self._saved,
             RunFinished: self._finished,
+            LoopClosed: lambda _: self.close(),
             TurnEnded: self._turned,
             LoopClosed: lambda _: self.close(),
         }
