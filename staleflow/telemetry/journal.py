@@ -111,7 +111,6 @@ class JournalWriter:
             RunFinished: self._finished,
             LoopClosed: lambda _: self.close(),
             TurnEnded: self._turned,
-            LoopClosed: lambda _: self.close(),
         }
 
     def close(self) -> None:

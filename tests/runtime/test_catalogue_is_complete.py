@@ -10,8 +10,8 @@ import pytest
 from toy import ToyRun, toy_config
 
 from staleflow.config import load_config
-from staleflow.runtime.session import RunPaths
 from staleflow.runtime.simulated import SimulatedSession
+from staleflow.runtime.start import RunPaths
 from staleflow.simulation.hardware import cluster_settings
 from staleflow.telemetry.catalogue import AXES, CATALOGUE, FOREIGN, find
 from staleflow.telemetry.rows import Row
@@ -39,7 +39,7 @@ def rows(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
     }.items():
         run = ToyRun(toy_config(model, folder, *overrides), folder / name)
         assert run.run() == "completed"
-        found += run.observer.take_rows()
+        found += run.monitor.take_rows()
     return [*found, *simulated(folder / "simulated")]
 
 

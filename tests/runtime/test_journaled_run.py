@@ -17,7 +17,7 @@ from staleflow.reporting.trace import trace_run
 from staleflow.rollout.engine import SamplingParams
 from staleflow.rollout.fake import FakeEngine, FakeScript
 from staleflow.rollout.scripted_lengths import long_tailed
-from staleflow.runtime.assembly import build_inline_loop, build_observer
+from staleflow.runtime.assembly import build_inline_loop, build_monitor
 from staleflow.runtime.start import RunPaths
 from staleflow.storage import read_journal, read_ledger
 
@@ -29,7 +29,7 @@ def journal(run: ToyRun) -> list[Line]:
 
 
 def rows(run: ToyRun, kind: str) -> list[dict[str, Any]]:
-    return [row.values for row in run.observer.take_rows() if row.kind == kind]
+    return [row.values for row in run.monitor.take_rows() if row.kind == kind]
 
 
 def engines(script: FakeScript) -> Any:
@@ -75,7 +75,7 @@ def test_every_record_has_its_time_and_times_never_fall(run: ToyRun) -> None:
 
 def test_commands_and_batches_are_as_many_as_the_rows_say(run: ToyRun) -> None:
     kinds = Counter(line["k"] for line in journal(run))
-    all_rows = run.observer.take_rows()
+    all_rows = run.monitor.take_rows()
     summary: dict[str, Any]
     (summary,) = [row.values for row in all_rows if row.kind == "summary"]
     train: list[dict[str, Any]] = [row.values for row in all_rows if row.kind == "train"]
@@ -195,7 +195,7 @@ def test_with_the_journal_off_nothing_is_written_and_the_run_is_the_same(
         read_data(run.config),
         first_start(opening),  # type: ignore[arg-type]
         paths,
-        observer=build_observer(run.config, paths, clock),
+        monitor=build_monitor(run.config, paths, clock),
         clock=clock,
     )
     assert loop.run() == "completed"

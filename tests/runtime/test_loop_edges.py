@@ -118,7 +118,7 @@ def test_instances_that_can_never_pull_again_are_started_anew(model: Path, tmp_p
     run.loop._backend.poll = poll  # type: ignore[method-assign]
     assert run.run() == "completed"
     assert audit_ledger(run.ledger).violations == ()
-    events = [row.values for row in run.observer.take_rows() if row.kind == "event"]
+    events = [row.values for row in run.monitor.take_rows() if row.kind == "event"]
     downs = [str(e["event/text"]) for e in events if e["event/name"] == "instance_down"]
     assert [text.split(" was lost: ")[1].partition(" could")[2] for text in downs] == [
         " not pull for 60 s: broken transfer"
@@ -157,7 +157,7 @@ def test_a_stop_at_any_moment_ends_with_a_whole_run_folder(poll: int, model: Pat
     found = newest_whole(run.checkpoints)
     assert found is not None
     assert found[0] == report.steps
-    (summary,) = [row.values for row in run.observer.take_rows() if row.kind == "summary"]
+    (summary,) = [row.values for row in run.monitor.take_rows() if row.kind == "summary"]
     assert summary["run/reason"] == reason
     assert summary["tokens/in_flight"] == 0
 

@@ -35,7 +35,7 @@ def records(run: ToyRun) -> list[Record]:
 
 def values(run: ToyRun) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Train rows, and the summary."""
-    rows = run.observer.take_rows()
+    rows = run.monitor.take_rows()
     (summary,) = [row.values for row in rows if row.kind == "summary"]
     return [row.values for row in rows if row.kind == "train"], summary
 

@@ -204,6 +204,7 @@ def test_what_is_a_second_old_is_in_the_file(tmp_path: Path) -> None:
     clock.now = 2.0
     tell(TurnEnded(False))
     assert len(lines(tmp_path / "j")) == 4
+    journal.close()
 
 
 def test_when_the_loop_is_closed_all_is_in_the_file(tmp_path: Path) -> None:
