@@ -3,26 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 
 from staleflow.coordination.actions import Pull
 from staleflow.coordination.view import ControlView
 from staleflow.telemetry.events import BatchTaken, Handlers, RunBegan, StepTrained, TurnEnded
 from staleflow.telemetry.row_queue import RowQueue
 from staleflow.telemetry.rows import InstanceStatus, Values
-from staleflow.telemetry.utilization import LOOK_EVERY_S
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Intervals:
-    """Sampling periods, in seconds of the run's clock. Each sample is O(instances)."""
-
-    look_s: float = LOOK_EVERY_S
-    """Between two looks at which parts work and which stand still."""
-    sample_s: float = 1.0
-    """Between two rows about the instances."""
-    double_after: int | None = None
-    """After so many rows the time between them doubles, so that a run of any length has few. None: never."""
 
 
 class InstanceRates:
@@ -92,15 +78,18 @@ class InstanceRows:
         rates: InstanceRates,
         *,
         now: Callable[[], float],
-        intervals: Intervals,
+        sample_s: float,
+        double_after: int | None,
         preemptions: Mapping[str, int],
     ) -> None:
-        """It samples the `rates`. `now`: the run's clock. `preemptions`: by instance, kept by another."""
+        """It samples the `rates`. `now`: the run's clock. `sample_s`: between two rows, which doubles after
+        `double_after` rows (None: never). `preemptions`: by instance, kept by another listener.
+        """
         self._rows = rows
         self._rates = rates
         self._now = now
-        self._sample_s = intervals.sample_s
-        self._double_after = intervals.double_after
+        self._sample_s = sample_s
+        self._double_after = double_after
         self._preemptions = preemptions
         self._view: ControlView
         self._sampled_at = now()

@@ -6,18 +6,31 @@ Rows and status may be taken from another thread than that of the run loop, at i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from staleflow.telemetry.command_costs import CommandCosts
 from staleflow.telemetry.event_rows import EventRows
 from staleflow.telemetry.events import EventStream, Handlers
-from staleflow.telemetry.instance_rows import InstanceRates, InstanceRows, Intervals
+from staleflow.telemetry.instance_rows import InstanceRates, InstanceRows
 from staleflow.telemetry.length_counts import LengthCounts
 from staleflow.telemetry.row_queue import RowQueue
 from staleflow.telemetry.rows import Row, RunStatus
 from staleflow.telemetry.run_metrics import RunMetrics
 from staleflow.telemetry.status import StatusPicture
 from staleflow.telemetry.step_metrics import StepMetrics
-from staleflow.telemetry.utilization import TimeUse
+from staleflow.telemetry.utilization import LOOK_EVERY_S, TimeUse
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intervals:
+    """Sampling periods, in seconds of the run's clock. Each sample is O(instances)."""
+
+    look_s: float = LOOK_EVERY_S
+    """Between two looks at which parts work and which stand still."""
+    sample_s: float = 1.0
+    """Between two rows about the instances."""
+    double_after: int | None = None
+    """After so many rows the time between them doubles, so that a run of any length has few. None: never."""
 
 
 class RunMonitor:
@@ -55,7 +68,14 @@ class RunMonitor:
             has_rewards=has_rewards,
             extra_summary=extra_summary,
         )
-        samples = InstanceRows(self._rows, rates, now=now, intervals=intervals, preemptions=costs.preemptions)
+        samples = InstanceRows(
+            self._rows,
+            rates,
+            now=now,
+            sample_s=intervals.sample_s,
+            double_after=intervals.double_after,
+            preemptions=costs.preemptions,
+        )
         status = RunStatus(
             run_name=run_name,
             policy=policy,

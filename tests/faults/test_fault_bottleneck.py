@@ -33,7 +33,7 @@ def verdict(run: ToyRun, folder: Path) -> Bottleneck:
     """Run it, and read what its files say."""
     assert run.run() == "completed"
     assert audit_ledger(run.ledger).violations == ()
-    rows = [{"kind": row.kind, "time": row.time, **row.values} for row in run.observer.take_rows()]
+    rows = [{"kind": row.kind, "time": row.time, **row.values} for row in run.monitor.take_rows()]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "config.yaml").write_text(run.config.to_yaml())
     (group,) = group_runs([load_run(folder)])

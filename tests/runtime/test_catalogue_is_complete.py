@@ -11,7 +11,7 @@ from toy import ToyRun, toy_config
 
 from staleflow.config import load_config
 from staleflow.runtime.assembly.simulated import build_simulated_session
-from staleflow.runtime.session import RunPaths
+from staleflow.runtime.start import RunPaths
 from staleflow.simulation.hardware import cluster_settings
 from staleflow.telemetry.catalogue import AXES, CATALOGUE, FOREIGN, find
 from staleflow.telemetry.rows import Row

@@ -66,7 +66,7 @@ def test_an_environment_that_answers_late_or_never(
 def test_tokens_in_flight_are_those_that_are_there(model: Path, tmp_path: Path) -> None:
     """The balance's last column is a difference; here it is counted out, every turn."""
     run = ToyRun(toy_config(model, tmp_path), tmp_path)
-    server = run.loop._server
+    server = run.loop._store
     original = run.loop._backend.poll
     seen: list[int] = []
 

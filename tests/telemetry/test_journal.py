@@ -27,6 +27,7 @@ from staleflow.telemetry.events import (
     CommandSent,
     Evaluated,
     GivenUp,
+    LoopClosed,
     RecordAppended,
     Released,
     RewardReceived,
@@ -204,6 +205,14 @@ def test_what_is_a_second_old_is_in_the_file(tmp_path: Path) -> None:
     tell(TurnEnded(False))
     assert len(lines(tmp_path / "j")) == 4
     journal.close()
+
+
+def test_when_the_loop_is_closed_all_is_in_the_file(tmp_path: Path) -> None:
+    journal = JournalWriter(tmp_path / "j")
+    tell = teller(journal)
+    tell(push(0))
+    tell(LoopClosed())
+    assert [line["k"] for line in lines(tmp_path / "j")] == ["begin", "push"]
     journal.close()
 
 

@@ -35,8 +35,7 @@ from staleflow.telemetry.events import (
     TurnEnded,
     WeightsPushed,
 )
-from staleflow.telemetry.instance_rows import Intervals
-from staleflow.telemetry.monitor import RunMonitor
+from staleflow.telemetry.monitor import Intervals, RunMonitor
 from staleflow.telemetry.rows import BufferStatus, InstanceStatus
 
 COSTS = CostModel(k1=1.0, k2=2.0, k3=3.0, k4=4.0, prefill=5.0)
