@@ -24,7 +24,7 @@ from staleflow.simulation.store import SimulatedBatch
 from staleflow.simulation.trajectory import SimulatedTrajectory
 from staleflow.storage.ledger import LedgerWriter
 from staleflow.telemetry.events import EventStream, Handlers, Listener, StepTrained
-from staleflow.telemetry.instance_rows import Intervals
+from staleflow.telemetry.monitor import Intervals
 from staleflow.telemetry.utilization import LOOK_EVERY_S
 
 INSTANCES_PER_LOOK_S = 250.0
