@@ -15,7 +15,8 @@ from staleflow.runtime.assembly.control import build_control, build_costs, openi
 from staleflow.runtime.assembly.loop import build_journal, build_monitor
 from staleflow.runtime.backend import Ledger
 from staleflow.runtime.backends.simulated import SimulatedBackend
-from staleflow.runtime.loop import LoopSettings, RunLoop
+from staleflow.runtime.loop import RunLoop
+from staleflow.runtime.loop_settings import LoopSettings
 from staleflow.runtime.session import ThreadSession
 from staleflow.runtime.start import RunPaths, StartPoint, first_start
 from staleflow.simulation.result import SimulationResult
