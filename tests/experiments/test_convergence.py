@@ -21,6 +21,8 @@ from staleflow.experiments.verdicts import PAPER, judge, outcome
 from staleflow.protocol.records import End, EndReason, Start
 from staleflow.storage import LedgerWriter
 
+pytestmark = pytest.mark.slow
+
 SMALL = Sweep(
     name="s", bounds=(0, 3), rates=(1.5e-4,), seeds=(0, 1), steps=2, overrides=("data.batch_size=2",)
 )

@@ -22,6 +22,7 @@ from staleflow.training.models import load_model
 pytest.importorskip("deepspeed")
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning"),
     pytest.mark.timeout(240),
 ]
