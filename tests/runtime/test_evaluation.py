@@ -188,7 +188,7 @@ def hold_back_until_the_end(run: ToyRun) -> list[str]:
             passed, held[:] = passed + held, []
         for message in passed:
             if isinstance(message, StepTrained):
-                order.append(f"step {message.result.version}")
+                order.append(f"step {message.step + 1}")
             if isinstance(message, Evaluated):
                 order.append(f"eval {message.version}")
         return passed
