@@ -9,9 +9,9 @@ from pathlib import Path
 
 from staleflow.errors import UserError
 from staleflow.protocol.records import Consume
-from staleflow.reporting.history.reader import History, ledger_records
 from staleflow.reporting.history.lives import GroupHistory, Stay, StepHistory, TrajectoryHistory
 from staleflow.reporting.history.moves import State, journal_lines
+from staleflow.reporting.history.reader import History, ledger_records
 
 SHOWN = 8
 """Groups listed of a step: the last ones to be complete."""

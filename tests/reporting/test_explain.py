@@ -140,7 +140,8 @@ def test_a_step_says_for_whom_it_waited_and_what_that_one_did_meanwhile(moved: S
     expected = text(
         "step 0: 1 group, 2 trajectories",
         "      1.00 s  the trainer has weights 0 and is idle; 0 of 1 groups are complete",
-        "      6.50 s  group g (V = 0) is complete, last with g-m0; since the trainer was idle: 0.50 s waiting in the trajectory server, "
+        "      6.50 s  group g (V = 0) is complete, last with g-m0; since the trainer was idle: "
+        "0.50 s waiting in the trajectory server, "
         "0.50 s generating on i0, 0.25 s waiting in the trajectory server, 1.00 s generating on i1, "
         "0.25 s waiting in the trajectory server, 0.50 s generating on i2, 2.00 s generating on i0, "
         "0.50 s being scored",

@@ -4,24 +4,24 @@ Invariants: a trajectory is on an instance exactly from its Route to the line th
 about an instance that the trajectory has left, or about an earlier Route, moves nothing. Only trajectories on
 an instance are kept.
 
-============ ==================================== ============================================
-line         the trajectory becomes               when
-============ ==================================== ============================================
-draw         pending                              always
-route        running                              always
-reject       pending                              it is there by that Route
-back, done   pending, scoring                     it is there
-report       pending                              the Interrupt for it is acknowledged and it did not come back
-lost         pending                              all that are there
-external     external                             always
-given        pending                              always
-gave_up, cut scoring                              always
-score        rewarded                             always
-abort        off its instance, and in no state    always; `cut`, `release` or `resample` follows
-release      gone                                 always
-resample     gone; the one in its place: pending  always
-begin        gone                                 all that are there: their attempt is over
-============ ==================================== ============================================
+============ ===================================== ==============================================
+line         the trajectory becomes                when
+============ ===================================== ==============================================
+draw         pending                               always
+route        running                               always
+reject       pending                               it is there by that Route
+back, done   pending, scoring                      it is there
+report       pending                               its Interrupt is acknowledged, and it is still there
+lost         pending                               it is there
+external     external                              always
+given        pending                               always
+gave_up, cut scoring                               always
+score        rewarded                              always
+abort        off its instance, in no state         always; `cut`, `release` or `resample` follows
+release      gone                                  always
+resample     gone; the one in its place is pending always
+begin        gone: its attempt is over             it is on an instance
+============ ===================================== ==============================================
 """
 
 from __future__ import annotations
