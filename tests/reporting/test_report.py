@@ -256,6 +256,20 @@ def test_seeds_of_a_setting_are_one_column_with_median_and_spread(page_of_polici
     assert "run.seed" not in re.sub(r"<pre>.*?</pre>", "", page.text)
 
 
+def test_every_seed_has_a_row_of_its_own_values(policies: list[Path], page_of_policies: Path) -> None:
+    text = page_of_policies.read_text()
+    rows = re.findall(r"</span>(policy=[^<]*)</td><td>([\d.,]+)</td>", text)
+    rates = [
+        rate
+        for group in comparison(policies)["groups"]
+        for rate in group["figures"]["trained_tokens_per_s"]["runs"]
+    ]
+    assert rows == [
+        (folder.name, f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}")
+        for folder, rate in zip(policies, rates, strict=True)
+    ]
+
+
 def test_the_terminal_shows_the_same_groups(policies: list[Path]) -> None:
     lines = terminal_summary(policies, width=80).splitlines()
     assert max(map(len, lines)) <= 80

@@ -64,11 +64,13 @@ def route_sentence(line: Line, about: TrajectoryHistory, waited: float, *, next_
     why = f" ({line['why']})" if "why" in line else ""
     text = f"routed to {line['i']} with {line['l']} tokens after {waited:.2f} s in the trajectory server{why}"
     version = line["av"] if "ad" in line else about.group.version
+    if version is None:
+        return text
     if line.get("ad") == "reserve":
         text += f"; reserves its group at V = {version}{' as a spare' if 'sp' in line else ''}"
     elif line.get("ad") == "lower":
         text += f"; lowers its group to V = {version}"
-    elif not about.routed and version is not None:
+    elif not about.routed:
         text += f"; its group is reserved at V = {version}"
     else:
         return text
