@@ -1,8 +1,8 @@
-"""What the time of a run was spent on, as shares of it from 0 to 1; None where the run did not measure it.
+"""How a run spent its time, as shares from 0 to 1; None where the run did not measure it.
 
-From the `time/...` figures of its steps: these leave out starting, the last evaluation and the last save, and
-sum over attempts. Runs of before they were recorded have coarser sources: the waiting of each step, and one
-sample of the instances a second.
+From the `time/...` metrics of its steps, which leave out start-up, the last evaluation and the last save, and
+sum over attempts. Older runs did not record them and have coarser sources: the waiting of each step, and one
+sample of the instances per second.
 """
 
 from __future__ import annotations
@@ -14,34 +14,34 @@ from dataclasses import dataclass
 from staleflow.reporting.load import RunData, Values, series
 
 CAUSES = ("rollout", "longest", "reward", "pull", "routing", "environment")
-"""What the trainer can wait for; see `telemetry.utilization`."""
+"""What the trainer can wait for; `telemetry.utilization` defines them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shares:
-    """Of the wall time, or of the time of all instances together."""
+class TimeShares:
+    """Shares of the wall time, or of the time of all instances together."""
 
     trainer_waiting: float | None
     waiting_for: Mapping[str, float]
-    """Parts of `trainer_waiting`, by cause; empty where they were not recorded."""
+    """Parts of `trainer_waiting`, by cause; empty if not recorded."""
     updating: float | None
     pushing: float | None
     idle: float | None
     """Instance time with nothing running."""
     idle_while_training: float | None
-    """The part of `idle` in which the trainer was at work."""
+    """The part of `idle` in which the trainer worked."""
     decoding: float | None
     pulling: float | None
-    """Instance time that decoding stood still for pulls."""
+    """Instance time in which pulls stopped decoding."""
     commands: float | None
     """Instance time spent on the other commands: Route, Interrupt, Abort."""
     coordination: float | None
-    """Wall time that Control was at work."""
+    """Wall time that Control took."""
     verifying: float | None
-    """Seconds of all verifier processes per second of wall time: may exceed 1."""
+    """Seconds of all verifier processes per second of wall time; may exceed 1."""
 
 
-def shares(run: RunData) -> Shares:
+def shares(run: RunData) -> TimeShares:
     """Measure one run."""
     seconds = working_seconds(run)
     recorded = total(run.train, "time/step_s")
@@ -50,7 +50,7 @@ def shares(run: RunData) -> Shares:
     idle, idle_training = _idle(run, instances_s)
     pulling = _ratio(total(run.train, "timing_s/pull"), instances_s)
     commands = [total(run.train, f"coord/{kind}_seconds") for kind in ("route", "interrupt", "abort")]
-    return Shares(
+    return TimeShares(
         trainer_waiting=_trainer_waiting(run, base),
         waiting_for={
             cause: value
@@ -70,24 +70,24 @@ def shares(run: RunData) -> Shares:
 
 
 def wall_seconds(run: RunData) -> float | None:
-    """Return the time that the rows of all attempts cover, start and end included."""
+    """Return the time of all attempts, start and end included."""
     rows = (*run.train, *run.evals, *run.instances, run.summary)
     return max((float(row["run/seconds"]) for row in rows if "run/seconds" in row), default=None)
 
 
 def working_seconds(run: RunData) -> float | None:
-    """Return the time from when all parts were up to the last training step; else the wall time."""
+    """Return the time from the end of start-up to the last training step; else the wall time."""
     return total(run.train, "time/step_s") or wall_seconds(run)
 
 
 def total(rows: Iterable[Values], name: str) -> float | None:
-    """Return the sum of a figure over the rows that have it; None where none has."""
+    """Return the sum of a metric over the rows that have it; None if none has."""
     values = [float(row[name]) for row in rows if isinstance(row.get(name), int | float)]
     return sum(values) if values else None
 
 
 def instance_names(run: RunData) -> list[str]:
-    """Return the ids of all instances ever sampled, numbers in the order of numbers."""
+    """Return the ids of all sampled instances, in natural order."""
     ids = {key.split("/")[1] for row in run.instances for key in row if key.startswith("instance/")}
     return sorted(ids, key=lambda name: [(len(part), part) for part in re.split(r"(\d+)", name)])
 
@@ -113,7 +113,7 @@ def _idle(run: RunData, instances_s: float | None) -> tuple[float | None, float 
     if idle is None:
         return idle_share(run), idle_share(run, while_training=True)
     during = _ratio(total(run.train, "time/instances_idle_training_s"), instances_s) or 0.0
-    # What an instance did between two reports is known only afterwards, from its totals.
+    # What an instance did between two reports is known only from the totals in the later one.
     worked = [total(run.train, name) or 0.0 for name in ("time/decoding_s", "timing_s/pull")]
     most = max(0.0, 1 - sum(worked) / instances_s) if instances_s else 1.0
     return (idle, during) if idle <= most else (most, during * most / idle)
@@ -123,7 +123,7 @@ def _trainer_waiting(run: RunData, seconds: float | None) -> float | None:
     waited = total(run.train, "time/trainer_waiting_s")
     if waited is None:
         _, waits = series(run.train, "train/step", "timing_s/wait_for_batch")
-        # From the steps first: a summary row speaks of the last attempt only, the wall time of all.
+        # The steps are preferred: a summary row covers the last attempt only, the wall time all attempts.
         waited = sum(waits) if waits else run.summary.get("wait/trainer_s")
     share = _ratio(waited, seconds)
     return None if share is None else min(1.0, share)

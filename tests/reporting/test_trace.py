@@ -196,7 +196,7 @@ def test_memory_does_not_grow_with_the_run(tmp_path: Path) -> None:
 def test_nothing_is_written_over_or_left_behind(run: ScriptedRun) -> None:
     run.close()
     (run.folder / "notes.txt").write_text("mine")
-    with pytest.raises(RunFolderError, match=r"notes\.txt exists and is no JSON file"):
+    with pytest.raises(RunFolderError, match=r"notes\.txt exists and is not a JSON file"):
         trace_run(run.folder, run.folder / "notes.txt")
     with pytest.raises(RunFolderError, match=r"has no journal\.jsonl"):
         trace_run(run.folder / "..", run.folder / "trace.json")

@@ -160,7 +160,7 @@ def test_the_report_says_that_it_is_simulated_and_with_what(tmp_path: Path) -> N
     page = (folder / "report.html").read_text()
     assert "simulated · policy staleflow" in page
     assert "roofline of qwen2.5-14b on H20, 4 instances, 4 GPUs generate, 12 train" in page
-    assert all(f"<th>{name}</th>" in page for name in ("rollout peak", "trainer peak", "latency bound"))
+    assert all(f"<th>{name}</th>" in page for name in ("rollout limit", "trainer limit", "latency limit"))
     figures = comparison([folder])["groups"][0]["figures"]
     assert 0.2 < figures["bound_share"]["median"] < 1.0
     bounds = json.loads((folder / "simulation.json").read_text())["bounds"]
@@ -192,7 +192,7 @@ def test_explain_tells_a_simulated_life(tmp_path: Path) -> None:
     )
     story = explain(folder, lost["back"][0][0])
     assert "instance-0 was lost" in story
-    assert "in short: trained in step" in story
+    assert "summary: trained in step" in story
     assert "verdict" in explain(folder, "step 2")
 
 

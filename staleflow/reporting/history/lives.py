@@ -1,18 +1,16 @@
-"""A trajectory, a group and a training step as they are told of afterwards. `story` puts them together."""
+"""What happened to a trajectory, to a group and in a training step."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Literal
 
-State = Literal["pending", "running", "external", "scoring", "rewarded"]
-"""pending: in the trajectory server; external: its environment is awaited; rewarded: until it is trained."""
+from staleflow.reporting.history.moves import State
 
 
 @dataclass(slots=True, kw_only=True)
 class Stay:
-    """A while in one state."""
+    """A period in one state."""
 
     state: State
     since: float
@@ -22,24 +20,24 @@ class Stay:
 
 
 @dataclass(slots=True, kw_only=True)
-class Life:
+class TrajectoryHistory:
     """One trajectory."""
 
     trajectory_id: str
-    group: GroupLife
+    group: GroupHistory
     events: list[tuple[float, str]] = field(default_factory=list)
     """(seconds of the attempt, a sentence)."""
     stays: list[Stay] = field(default_factory=list)
     fate: str = ""
     """How it ended; empty while it is alive."""
-    route_seq: int = 0
+    routed: bool = False
+    """It was sent to an instance at least once."""
     arrived: bool = False
-    ordered_out: int = 0
-    """Sequence number of the Interrupt that is on its way to it; 0: none."""
+    """The instance that it was last sent to has acknowledged it."""
 
     @property
     def now(self) -> Stay:
-        """The state it is in."""
+        """Its present or last state."""
         return self.stays[-1]
 
     def enter(self, time: float, state: State, instance: str = "") -> None:
@@ -52,7 +50,7 @@ class Life:
         if self.stays and self.now.until is None:
             self.now.until = time
 
-    def tell(self, time: float, text: str) -> None:
+    def add(self, time: float, text: str) -> None:
         """Add an event."""
         self.events.append((time, text))
 
@@ -65,13 +63,13 @@ class Life:
 
 
 @dataclass(slots=True, kw_only=True)
-class GroupLife:
+class GroupHistory:
     """One group."""
 
     group_id: str
     attempt: int
     drawn_at: float
-    members: dict[str, Life] = field(default_factory=dict)
+    members: dict[str, TrajectoryHistory] = field(default_factory=dict)
     version: int | None = None
     reserved_at: float | None = None
     occupied_at: float | None = None
@@ -79,24 +77,29 @@ class GroupLife:
     """The step that consumed it."""
 
     @property
-    def lives(self) -> list[Life]:
+    def trajectories(self) -> list[TrajectoryHistory]:
         """Its members."""
         return list(self.members.values())
 
     @property
-    def unfinished(self) -> list[Life]:
+    def unfinished(self) -> list[TrajectoryHistory]:
         """Members that are alive and not scored."""
-        return [life for life in self.lives if not life.fate and life.now.state != "rewarded"]
+        return [m for m in self.trajectories if not m.fate and m.now.state != "rewarded"]
 
     @property
-    def last_rewarded(self) -> Life:
+    def last_rewarded(self) -> TrajectoryHistory:
         """The member that was scored last."""
-        scored = [life for life in self.lives if life.now.state == "rewarded"]
-        return max(scored or self.lives, key=lambda life: life.now.since)
+        scored = [m for m in self.trajectories if m.now.state == "rewarded"]
+        return max(scored or self.trajectories, key=lambda m: m.now.since)
+
+    @property
+    def completed_at(self) -> float:
+        """When its last reward came; if it is not complete, when it was drawn."""
+        return self.occupied_at if self.occupied_at is not None else self.drawn_at
 
 
 @dataclass(slots=True, kw_only=True)
-class StepLife:
+class StepHistory:
     """One training step of one attempt."""
 
     attempt: int
@@ -109,13 +112,3 @@ class StepLife:
     push_s: float = 0.0
     released: Counter[str] = field(default_factory=Counter)
     """Groups released while the trainer waited for this step, by reason."""
-
-
-RELEASED = {
-    "filtered": "all rewards of its group were equal, so it would have taught nothing",
-    "failed": "no member of its group could be scored",
-    "aborted": "a surplus member",
-    "expired": "a spare group that nobody needed in time",
-    "discarded": "the run was over",
-}
-"""What the words of the ledger and of the token balance mean."""
