@@ -220,6 +220,14 @@ def _coordination(config: Config) -> Iterator[Problem]:
             "one_step generates one step ahead of training, which staleness.bound 0 forbids: "
             "set staleness.bound to 1 or more, or take sync",
         )
+    for part in ("routing", "synchronization", "migration"):
+        section = getattr(coordination, part)
+        if section.options and "." not in (section.strategy or ""):
+            yield (
+                f"coordination.{part}.options",
+                f"are read only with a strategy of your own: name it in coordination.{part}.strategy, or "
+                "leave them out",
+            )
     if policy != "staleflow":
         for part in ("routing", "synchronization", "migration"):
             strategy = getattr(coordination, part).strategy

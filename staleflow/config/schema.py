@@ -18,7 +18,7 @@ from staleflow.config.base import Section, SourceName
 from staleflow.config.schema_cluster import Cluster
 from staleflow.config.schema_coordination import Coordination
 from staleflow.config.schema_rollout import Rollout
-from staleflow.config.schema_scoring import Evaluation, RewardConfig
+from staleflow.config.schema_scoring import EnvironmentConfig, Evaluation, RewardConfig
 from staleflow.config.schema_simulation import Simulation
 from staleflow.config.schema_training import Training
 
@@ -143,6 +143,7 @@ class Config(Section):
     redundancy: Redundancy = Redundancy()
     rollout: Rollout = Rollout()
     coordination: Coordination = Coordination()
+    environment: EnvironmentConfig = EnvironmentConfig()
     reward: RewardConfig = RewardConfig()
     training: Training = Training()
     evaluation: Evaluation = Evaluation()

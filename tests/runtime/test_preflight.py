@@ -58,6 +58,8 @@ def test_a_run_makes_each_check_once(model: Path, tmp_path: Path, made: Counter[
     expected = {
         "reward.verifier",
         "model.source",
+        "environment.name",
+        "coordination",
         "coordination.cost_model",
         "rollout.fake.cost_model",
         "data",

@@ -11,8 +11,9 @@ from staleflow.config.schema import Config
 from staleflow.errors import ConfigError
 from staleflow.registry import load_named
 from staleflow.reward.verifiers import load_verifier
-from staleflow.runtime.assembly.control import build_costs
+from staleflow.runtime.assembly.control import build_costs, build_policy
 from staleflow.runtime.assembly.engines import fake_costs
+from staleflow.runtime.assembly.environments import build_environment
 from staleflow.runtime.assembly.scoring import evaluating
 from staleflow.runtime.assembly.training import check_deepspeed
 from staleflow.training.models import model_folder
@@ -38,6 +39,7 @@ def part_checks(config: Config) -> Iterator[PartCheck]:
         yield "training.trainer", partial(_check_callable, "trainer", training.trainer)
     if training.algorithm not in ALGORITHMS:
         yield "training.algorithm", partial(_check_algorithm, training.algorithm, training.trainer)
+    yield "environment.name", partial(build_environment, config)
     yield "reward.verifier", partial(load_verifier, config.reward.verifier)
     for key, folder, is_read in (
         ("model.source", config.model.source, True),
@@ -48,6 +50,7 @@ def part_checks(config: Config) -> Iterator[PartCheck]:
             yield key, partial(_check_model, key, folder)
     if config.model.tokenizer is not None:
         yield "model.tokenizer", partial(_check_tokenizer, config.model.tokenizer)
+    yield "coordination", partial(build_policy, config)
     yield "coordination.cost_model", partial(build_costs, config)
     yield "rollout.fake.cost_model", partial(fake_costs, config)
 
