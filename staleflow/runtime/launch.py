@@ -17,7 +17,12 @@ from pathlib import Path
 
 from staleflow.config.schema import Config
 from staleflow.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, RunFailed
-from staleflow.runtime.assembly import build_inline_session, build_ray_session, opening_record
+from staleflow.runtime.assembly import (
+    build_inline_session,
+    build_ray_session,
+    build_sinks,
+    opening_record,
+)
 from staleflow.runtime.interrupts import Interrupts
 from staleflow.runtime.preflight import ReadyRun, prepare_run
 from staleflow.runtime.session import Session
@@ -195,6 +200,7 @@ def _open_sinks(config: Config, folder: RunFolder, console: RunConsole) -> Fanou
     if opened is not None:
         folder.wandb_id.write_text(opened.run_id, encoding="utf-8")
         sinks.append(opened)
+    sinks += build_sinks(config, warn)
     return Fanout(sinks)
 
 

@@ -22,7 +22,8 @@ from staleflow.telemetry.rows import Row
 class JsonlSink:
     """Appends rows to `path`; creates the file, not its folder."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | str) -> None:
+        path = Path(path)
         torn = _ends_mid_line(path)
         self._file = path.open("a", encoding="utf-8")
         if torn:

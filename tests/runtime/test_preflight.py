@@ -190,10 +190,10 @@ def test_gpus_that_this_machine_lacks_are_named_without_starting_ray(
 def test_simulate_plan_and_sweep_use_the_same_checks(model: Path, tmp_path: Path, made: Counter[str]) -> None:
     config = toy_config(model, tmp_path)
     assert simulation_problems(config) == []
-    assert made == {"coordination.cost_model": 1, "simulation": 1, "run folder": 1}
+    assert made == {"coordination": 1, "coordination.cost_model": 1, "simulation": 1, "run folder": 1}
     made.clear()
     prepare_plan(config)
-    assert made == {"coordination.cost_model": 1}
+    assert made == {"coordination": 1, "coordination.cost_model": 1}
     made.clear()
     prepare_sweep(config, simulated=False)
     assert made["data"] == 1

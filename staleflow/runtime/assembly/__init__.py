@@ -32,7 +32,7 @@ from staleflow.runtime.assembly.engines import (
 )
 from staleflow.runtime.assembly.inline import build_inline_loop, build_inline_session
 from staleflow.runtime.assembly.loop import build_journal, build_loop, build_monitor
-from staleflow.runtime.assembly.plugins import part_checks
+from staleflow.runtime.assembly.plugins import coordination_checks, part_checks
 from staleflow.runtime.assembly.ray_run import (
     build_cluster,
     build_ray_session,
@@ -46,6 +46,7 @@ from staleflow.runtime.assembly.scoring import (
     evaluating,
     instance_names,
 )
+from staleflow.runtime.assembly.sinks import build_sinks
 from staleflow.runtime.assembly.training import (
     build_critic,
     build_objective,
@@ -77,12 +78,14 @@ __all__ = [
     "build_pool",
     "build_ray_session",
     "build_reference",
+    "build_sinks",
     "build_source",
     "build_tokenizer",
     "build_trainer",
     "build_trajectory_server",
     "check_deepspeed",
     "check_local_gpus",
+    "coordination_checks",
     "evaluating",
     "held_out_prompts",
     "initial_weights",

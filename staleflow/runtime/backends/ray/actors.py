@@ -57,10 +57,10 @@ class ParameterServerActor:
     def __init__(self, logs: Path) -> None:
         log_to(logs, "parameter_server")
 
-    def start(self, run_name: str, directory: str | None) -> Handle:
+    def start(self, run_name: str, transport: str, options: Mapping[str, Any]) -> Handle:
         """Make the storage; returns how the other processes connect."""
-        options: dict[str, Any] = {} if directory is None else {"directory": directory}
-        self._server = ParameterServer("shared_memory", run_name=run_name, guarded=True, **options)
+        given = {name: value for name, value in options.items() if value is not None}
+        self._server = ParameterServer(transport, run_name=run_name, **given)
         return self._server.handle
 
     def live(self, wait_s: float) -> None:

@@ -112,9 +112,14 @@ class RayBackend:
     def _start_server(self) -> None:
         cluster, places = self._config.cluster, self._placement.options("servers")
         transport = cluster.transport
-        if transport == "shared_memory" or (transport == "auto" and cluster.address is None):
+        if transport == "auto":
+            transport = "shared_memory" if cluster.address is None else "auto"
+        if transport == "shared_memory" or "." in transport:
             self._server = _actor(ParameterServerActor, places, life=1).remote(self._logs)
-            start = self._server.start.remote(self._run_name, cluster.shared_memory_dir)
+            options = cluster.transport_options
+            if transport == "shared_memory":
+                options = {"guarded": True, "directory": cluster.shared_memory_dir}
+            start = self._server.start.remote(self._run_name, transport, options)
         else:
             self._server = _actor(WeightDirectoryActor, places, **DIRECTORY_GROUPS).remote(self._logs)
             start = self._server.start.remote(
