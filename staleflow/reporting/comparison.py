@@ -14,8 +14,10 @@ from staleflow.reporting.groups import RunGroup
 from staleflow.reporting.headline import TOKEN_FATES, Headline
 from staleflow.reporting.load import RunData, bound_rates, setting
 from staleflow.reporting.spread import Spread, spread
+from staleflow.telemetry.catalogue import CATALOGUE
 
 Measurement = Callable[[RunData, Headline], float | None]
+_Row = tuple[str, str, Measurement, Callable[[float], str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +51,16 @@ def _counted(name: str) -> Measurement:
     return lambda run, n: n.counts.get(name)
 
 
+def _counts(*, of_coordination: bool) -> list[_Row]:
+    """What the catalogue gives a figure: what coordinator and instances did, or what was dropped."""
+    counted = [metric for metric in CATALOGUE.values() if metric.figure]
+    return [
+        (metric.figure, metric.title, _counted(metric.figure), count)
+        for metric in sorted(counted, key=lambda metric: metric.section != "coord")
+        if (metric.unit in ("commands", "preemptions")) == of_coordination
+    ]
+
+
 def _fate(name: str) -> Measurement:
     return lambda run, n: (
         n.tokens.fates[name] / n.tokens.generated if n.tokens and n.tokens.generated else None
@@ -73,7 +85,6 @@ TOKENS = "Generated tokens"
 """The section whose titles are token fates."""
 DROPPED = "Dropped and truncated"
 """The section that shows only rows which are not all 0."""
-_Row = tuple[str, str, Measurement, Callable[[float], str]]
 _SECTIONS: tuple[tuple[str, tuple[_Row, ...]], ...] = (
     ("Throughput", (
         ("trained_tokens_per_s", "trained tokens/s", lambda run, n: n.tokens_per_s, whole),
@@ -108,21 +119,13 @@ _SECTIONS: tuple[tuple[str, tuple[_Row, ...]], ...] = (
     )),
     ("Coordination", (
         ("coordination_share", "coordination", _share_of("coordination"), fine_share),
-        ("pulls", "pulls", _counted("pulls"), count),
-        ("interrupts", "interrupts", _counted("interrupts"), count),
-        ("migrations", "migrations", _counted("migrations"), count),
-        ("preemptions", "preemptions", _counted("preemptions"), count),
+        *_counts(of_coordination=True),
     )),
     (TOKENS, tuple(
         (f"tokens_{fate}_share", fate.replace("_", " "), _fate(fate), fine_share) for fate in TOKEN_FATES
     )),
     (DROPPED, (
-        ("groups_filtered", "groups filtered", _counted("groups_filtered"), count),
-        ("groups_failed", "groups failed", _counted("groups_failed"), count),
-        ("groups_expired", "spare groups expired", _counted("groups_expired"), count),
-        ("members_aborted", "surplus members aborted", _counted("members_aborted"), count),
-        ("stragglers_retried", "stragglers resampled", _counted("stragglers_retried"), count),
-        ("stragglers_cut", "stragglers truncated", _counted("stragglers_cut"), count),
+        *_counts(of_coordination=False),
     )),
     ("Response length", (
         ("sampled_length_mean", "sampled, mean", _length(0), whole),

@@ -17,6 +17,7 @@ from staleflow.reporting.groups import RunGroup
 from staleflow.reporting.headline import Kind, accuracy_name, length_counts
 from staleflow.reporting.load import RunData, TrainedRow, Values, series
 from staleflow.reporting.svg import FULL_WIDTH, HALF, colour, new_figure, run_colour, to_svg
+from staleflow.telemetry.catalogue import CATALOGUE
 
 SEED_ALPHA = 0.3
 """Opacity of the runs of a group, drawn behind their mean."""
@@ -24,16 +25,8 @@ SMOOTH_FROM = 30
 """A curve of fewer points is not smoothed."""
 SIGNAL_COLUMNS = 4
 
-SIGNALS = (
-    ("train/loss", "loss"),
-    ("train/grad_norm", "gradient norm"),
-    ("train/entropy", "entropy"),
-    ("train/kl", "KL to the behaviour policy"),
-    ("train/clip_frac", "clipped share"),
-    ("train/logprob_abs_diff", "|log-prob difference|"),
-    ("rollout/tokens_per_s", "generated tokens/s"),
-    ("rollout/response_len_mean", "mean response length"),
-)
+SIGNALS = [(metric.name, metric.title) for metric in CATALOGUE.values() if metric.curve]
+"""Curves of the report: what the catalogue says is one."""
 
 
 def accuracy(groups: Sequence[RunGroup], *, over_time: bool) -> str | None:

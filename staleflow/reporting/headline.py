@@ -8,24 +8,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from staleflow.reporting.load import RunData, Values, series, setting
-from staleflow.reporting.utilization import TimeShares, shares, total, wall_seconds, working_seconds
+from staleflow.reporting.utilization import TimeShares, shares, wall_seconds, working_seconds
+from staleflow.telemetry.catalogue import CATALOGUE, summarize
 
 TOKEN_FATES = ("trained", "filtered", "aborted", "discarded", "in_flight")
 """What can become of a generated token; they sum to `generated`."""
 
-COUNTS = {
-    "pulls": "coord/pull_count",
-    "interrupts": "coord/interrupt_count",
-    "migrations": "coord/migrate_count",
-    "preemptions": "rollout/preemptions",
-    "groups_filtered": "rollout/filtered_groups",
-    "groups_failed": "rollout/failed_groups",
-    "groups_expired": "rollout/expired_groups",
-    "members_aborted": "rollout/surplus_members",
-    "stragglers_retried": "rollout/straggler_retried",
-    "stragglers_cut": "rollout/straggler_truncated",
-}
-"""Counts over a run, and the metric of a step that each sums up. Migrations are interrupts, too."""
+COUNTS = {metric.figure: metric.name for metric in CATALOGUE.values() if metric.figure}
+"""Counts over a run, and the metric of a step that each sums up: what the catalogue gives a figure."""
 
 
 Kind = Literal["sampled", "trained"]
@@ -105,7 +95,9 @@ def headline(run: RunData) -> Headline:
         last_version=int(versions[-1]) if versions else None,
         shares=shares(run),
         counts={
-            name: round(count) for name, key in COUNTS.items() if (count := total(run.train, key)) is not None
+            figure: round(count)
+            for figure, name in COUNTS.items()
+            if (count := summarize(name, run.train)) is not None
         },
         lengths=mean_lengths(run),
         tokens=tokens,

@@ -8,10 +8,11 @@ sample of the instances per second.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from staleflow.reporting.load import RunData, Values, series
+from staleflow.reporting.load import RunData, series
+from staleflow.telemetry.catalogue import summarize
 
 CAUSES = ("rollout", "longest", "reward", "pull", "routing", "environment")
 """What the trainer can wait for; `telemetry.utilization` defines them."""
@@ -44,28 +45,28 @@ class TimeShares:
 def shares(run: RunData) -> TimeShares:
     """Measure one run."""
     seconds = working_seconds(run)
-    recorded = total(run.train, "time/step_s")
+    recorded = summarize("time/step_s", run.train)
     base = seconds if recorded is not None else wall_seconds(run)
-    instances_s = total(run.train, "time/instances_s")
+    instances_s = summarize("time/instances_s", run.train)
     idle, idle_training = _idle(run, instances_s)
-    pulling = _ratio(total(run.train, "timing_s/pull"), instances_s)
-    commands = [total(run.train, f"coord/{kind}_seconds") for kind in ("route", "interrupt", "abort")]
+    pulling = _ratio(summarize("timing_s/pull", run.train), instances_s)
+    commands = [summarize(f"coord/{kind}_seconds", run.train) for kind in ("route", "interrupt", "abort")]
     return TimeShares(
         trainer_waiting=_trainer_waiting(run, base),
         waiting_for={
             cause: value
             for cause in CAUSES
-            if (value := _ratio(total(run.train, f"time/waiting/{cause}_s"), base)) is not None
+            if (value := _ratio(summarize(f"time/waiting/{cause}_s", run.train), base)) is not None
         },
-        updating=_ratio(total(run.train, "timing_s/update"), base),
-        pushing=_ratio(total(run.train, "timing_s/push"), base),
+        updating=_ratio(summarize("timing_s/update", run.train), base),
+        pushing=_ratio(summarize("timing_s/push", run.train), base),
         idle=idle,
         idle_while_training=idle_training,
-        decoding=_ratio(total(run.train, "time/decoding_s"), instances_s),
+        decoding=_ratio(summarize("time/decoding_s", run.train), instances_s),
         pulling=pulling,
         commands=_ratio(sum(c for c in commands if c is not None), instances_s) if any(commands) else None,
-        coordination=_ratio(total(run.train, "coord/seconds"), base),
-        verifying=_ratio(total(run.train, "timing_s/reward"), base),
+        coordination=_ratio(summarize("coord/seconds", run.train), base),
+        verifying=_ratio(summarize("timing_s/reward", run.train), base),
     )
 
 
@@ -77,13 +78,7 @@ def wall_seconds(run: RunData) -> float | None:
 
 def working_seconds(run: RunData) -> float | None:
     """Return the time from the end of start-up to the last training step; else the wall time."""
-    return total(run.train, "time/step_s") or wall_seconds(run)
-
-
-def total(rows: Iterable[Values], name: str) -> float | None:
-    """Return the sum of a metric over the rows that have it; None if none has."""
-    values = [float(row[name]) for row in rows if isinstance(row.get(name), int | float)]
-    return sum(values) if values else None
+    return summarize("time/step_s", run.train) or wall_seconds(run)
 
 
 def instance_names(run: RunData) -> list[str]:
@@ -109,18 +104,18 @@ def idle_share(run: RunData, instance: str | None = None, *, while_training: boo
 
 def _idle(run: RunData, instances_s: float | None) -> tuple[float | None, float | None]:
     """Idle share, and the part of it while the trainer worked."""
-    idle = _ratio(total(run.train, "time/instances_idle_s"), instances_s)
+    idle = _ratio(summarize("time/instances_idle_s", run.train), instances_s)
     if idle is None:
         return idle_share(run), idle_share(run, while_training=True)
-    during = _ratio(total(run.train, "time/instances_idle_training_s"), instances_s) or 0.0
+    during = _ratio(summarize("time/instances_idle_training_s", run.train), instances_s) or 0.0
     # What an instance did between two reports is known only from the totals in the later one.
-    worked = [total(run.train, name) or 0.0 for name in ("time/decoding_s", "timing_s/pull")]
+    worked = [summarize(name, run.train) or 0.0 for name in ("time/decoding_s", "timing_s/pull")]
     most = max(0.0, 1 - sum(worked) / instances_s) if instances_s else 1.0
     return (idle, during) if idle <= most else (most, during * most / idle)
 
 
 def _trainer_waiting(run: RunData, seconds: float | None) -> float | None:
-    waited = total(run.train, "time/trainer_waiting_s")
+    waited = summarize("time/trainer_waiting_s", run.train)
     if waited is None:
         _, waits = series(run.train, "train/step", "timing_s/wait_for_batch")
         # The steps are preferred: a summary row covers the last attempt only, the wall time all attempts.

@@ -89,9 +89,9 @@ _TABLE = (
     _step("rollout/surplus_members", "trajectories", "sum", "Redundant members aborted because their group "
           "was complete.", title="surplus members aborted", figure="members_aborted"),
     _step("rollout/straggler_retried", "trajectories", "sum", "Stragglers dropped and sampled anew.",
-          title="stragglers sampled anew", figure="stragglers_retried"),
+          title="stragglers resampled", figure="stragglers_retried"),
     _step("rollout/straggler_truncated", "trajectories", "sum", "Stragglers cut off where they were.",
-          title="stragglers cut", figure="stragglers_cut"),
+          title="stragglers truncated", figure="stragglers_cut"),
     _both("rollout/preemptions", "preemptions", "sum", "Trajectories that engines put back because their KV "
           "cache was full.", title="preemptions", figure="preemptions"),
     _both("lengths/sampled/<bucket>", "trajectories", "sum", "Trajectories whose generation ended, by "
