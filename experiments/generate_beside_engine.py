@@ -1,8 +1,6 @@
 """Decode throughput of the torch engine, beside `transformers.generate` on the same model and prompts.
 
-    OMP_NUM_THREADS=1 python benchmarks/decode_throughput.py [--batches 1 16 32] [--tokens 96] [--rounds 2]
-
-Both sample at temperature 1 and return the log-prob of each token; every response takes exactly `--tokens`
+Both sample at temperature 1 and return the log-prob of each token; every response takes the same number of
 tokens, the case that suits `generate` best. `mixed` has responses of 1/4 to 7/4 of that, where rows leave
 as they finish while `generate` decodes its whole batch to the longest; only wanted tokens are counted.
 Rates are per second of processor time of the one thread, best of the rounds: on a shared machine the wall
@@ -11,7 +9,6 @@ clock mostly measures the neighbours.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -100,29 +97,16 @@ def best_rates(runs: Sequence[Callable[[], int]], rounds: int) -> list[float]:
     return best
 
 
-def main() -> None:
-    """Print one row for each batch size and mix of lengths."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 16, 32])
-    parser.add_argument("--tokens", type=int, default=96)
-    parser.add_argument("--rounds", type=int, default=2)
-    options = parser.parse_args()
+def measure(batches: Sequence[int], tokens: int, rounds: int) -> list[tuple[str | float, ...]]:
+    """(sequences, lengths, tokens per CPU second of the engine, of `generate`, their ratio)."""
     torch.set_num_threads(1)
-    model = tiny_llama()
-    parameters = sum(p.numel() for p in model.parameters())
-    print(
-        f"{parameters:,} parameters, one thread, {options.tokens} tokens a response, rates per CPU second\n"
-    )
-    print(f"{'batch':>5} {'lengths':>8} {'engine tok/s':>13} {'generate tok/s':>15} {'ratio':>6}")
-    for batch in options.batches:
+    model, rows = tiny_llama(), []
+    for batch in batches:
         prompts = np.random.default_rng(0).integers(0, VOCAB, (batch, PROMPT_LEN))
-        equal = [options.tokens] * batch
-        mixed = np.linspace(options.tokens // 4, options.tokens * 7 // 4, batch).astype(int).tolist()
+        equal = [tokens] * batch
+        mixed = np.linspace(tokens // 4, tokens * 7 // 4, batch).astype(int).tolist()
         for name, budgets in (("equal", equal), ("mixed", mixed))[: 2 if batch > 1 else 1]:
             runs = [partial(run, model, prompts, budgets) for run in (run_engine, run_generate)]
-            ours, theirs = best_rates(runs, options.rounds)
-            print(f"{batch:>5} {name:>8} {ours:>13,.0f} {theirs:>15,.0f} {ours / theirs:>6.2f}", flush=True)
-
-
-if __name__ == "__main__":
-    main()
+            ours, theirs = best_rates(runs, rounds)
+            rows.append((batch, name, ours, theirs, ours / theirs))
+    return rows
