@@ -1,7 +1,7 @@
 """Decode throughput of the torch engine beside `transformers.generate`, and beside vLLM on the same model.
 
-Engines are driven as a rollout instance drives them: all trajectories are added, then `step` until the last is
-done; log-probs come with every token. No token ends a response, so each has the same number of tokens,
+Engines are driven as a rollout instance drives them: all trajectories are added, then `step` until the last
+is done; log-probs come with every token. No token ends a response, so each has the same number of tokens,
 prefill included in the time. The engines take turns within a round, because other work on the machine slows
 them both, and the best round of each counts; beside vLLM rates are per second of wall time, as vLLM works in
 processes of its own. The torch engine has one thread; vLLM is tried with one and two, and its best counts.
@@ -96,9 +96,8 @@ def measure_engines(options: Options) -> Result:
     """Beside `transformers.generate`, and beside vLLM where it is installed."""
     batches = (1, 8) if options.quick else (1, 16, 32)
     options.say("the torch engine beside transformers.generate")
-    generated = generate_beside_engine.measure(
-        batches, 24 if options.quick else 96, 1 if options.quick else 2
-    )
+    tokens, rounds = (24, 1) if options.quick else (96, 2)
+    generated = generate_beside_engine.measure(batches, tokens, rounds)
     columns = ("sequences", "lengths", "engine, tokens per CPU s", "generate, tokens per CPU s", "ratio")
     tables = [Table(title="Beside transformers.generate", columns=columns, rows=tuple(generated))]
     notes = ["Tokens a second, best of the rounds, by turns. Beside vLLM per second of wall time."]
@@ -109,9 +108,11 @@ def measure_engines(options: Options) -> Result:
         tables.append(_vllm_table(batches, quick=options.quick))
     findings = tuple(
         Finding(
-            name=f"torch engine of transformers.generate, {row[0]} {row[1]}", value=float(row[4]), unit="x"
+            name=f"torch engine of transformers.generate, {sequences} {lengths}",
+            value=float(ratio),
+            unit="x",
         )
-        for row in generated
+        for sequences, lengths, *_, ratio in generated
     )
     return Result(findings=findings, tables=tuple(tables), notes=tuple(notes))
 
