@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 
 from staleflow.experiments import coordination_cost, protocol_rate, run_share, transfer
-from staleflow.experiments.coordination_cost import Cost, Point, exponent
+from staleflow.experiments.coordination_cost import ClusterSize, Cost, exponent
 from staleflow.experiments.growth_figure import growth_figure
 from staleflow.experiments.study import Finding, Options, Result, Study, Table
 
@@ -56,8 +57,8 @@ def measure_overhead(options: Options) -> Result:
         notes=(
             "Seconds of protocol and Control are CPU seconds of one thread, also in the run, where they are "
             "shares of its wall time; those of copies and of decoding that stood still are wall time.",
-            f"Clusters are synthetic: {Point(instances=1, pending=0).per_instance} trajectories run on each "
-            "instance for 40 s on average, each instance reports in every interval of 50 ms, and training "
+            f"Clusters are synthetic: {ClusterSize(instances=1, pending=0).per_instance} trajectories run on "
+            "each instance for 40 s on average, each reports in every interval of 50 ms, and training "
             "steps follow as fast as groups are finished. What they talk to is the real Control.",
             f"Other work on the machine: load average {load_before:.1f} before, {_load():.1f} after, on "
             f"{os.cpu_count()} cores. CPU seconds do not count waiting for a core, but a shared cache slows "
@@ -82,10 +83,10 @@ def _load() -> float:
 def _coordination(options: Options) -> list[Cost]:
     instances = QUICK_INSTANCES if options.quick else INSTANCES
     pending = QUICK_PENDING if options.quick else PENDING
-    points = [Point(instances=n, pending=pending[-1]) for n in instances]
-    points += [Point(instances=instances[-1], pending=p, steps=1) for p in pending[:-1]]
+    points = [ClusterSize(instances=n, pending=pending[-1]) for n in instances]
+    points += [ClusterSize(instances=instances[-1], pending=p, steps=1) for p in pending[:-1]]
     if options.quick:
-        points = [Point(instances=p.instances, pending=p.pending, per_instance=40, steps=1) for p in points]
+        points = [replace(point, per_instance=40, steps=1) for point in points]
     costs = []
     for point in points:
         options.say(f"Control with {point.instances:,} instances and {point.pending:,} waiting trajectories")

@@ -26,7 +26,7 @@ FASTEST = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class RecordedStep:
     """One training step as the run loop saw it."""
 
     tokens: int
@@ -45,7 +45,7 @@ class Recorded:
     rewards: tuple[tuple[float | None, ...], ...]
     prompt_length: float
     """Tokens, on average."""
-    steps: tuple[Step, ...]
+    steps: tuple[RecordedStep, ...]
     round_trips: tuple[float, ...]
     """Seconds from each command to its acknowledgement."""
     scoring: tuple[float, ...]
@@ -146,7 +146,7 @@ def read_recorded(folder: Path) -> Recorded:
         tokens.setdefault(trained.step, []).append(trained.tokens)
     prompt = fmean(reader.prompts) if reader.prompts else 0.0
     steps = tuple(
-        Step(
+        RecordedStep(
             tokens=round(sum(tokens[step]) + prompt * len(tokens[step])),
             seconds=seconds,
             push_s=push_s,

@@ -23,7 +23,7 @@ from staleflow.coordination.events import (
 from staleflow.data.trajectory import Reward
 from staleflow.errors import UserError
 from staleflow.experiments.fidelity import Learned, cluster_of, refined_costs
-from staleflow.experiments.recorded import Recorded, Replay, Step, fit_line, read_recorded
+from staleflow.experiments.recorded import Recorded, RecordedStep, Replay, fit_line, read_recorded
 from staleflow.experiments.simulated_beside_real import (
     Comparison,
     decode_speed,
@@ -60,7 +60,10 @@ def recorded(**changes: object) -> Recorded:
         "lengths": ((5, 7), (None, 9)),
         "rewards": ((1.0, 0.0), (None, 1.0)),
         "prompt_length": 3.0,
-        "steps": (Step(tokens=100, seconds=2.5, push_s=0.5), Step(tokens=200, seconds=3.5, push_s=0.5)),
+        "steps": (
+            RecordedStep(tokens=100, seconds=2.5, push_s=0.5),
+            RecordedStep(tokens=200, seconds=3.5, push_s=0.5),
+        ),
         "round_trips": (),
         "scoring": (),
         "pulls": (),
@@ -176,7 +179,9 @@ def test_what_a_journal_says_of_lengths_rewards_and_latencies(tmp_path: Path) ->
     assert found.rewards == ((1.0, None),)
     assert found.unfinished == 1
     assert found.prompt_length == 4.0
-    assert found.steps == (Step(tokens=10, seconds=1.75, push_s=0.25),)  # 1.5 s of work and the push after it
+    assert found.steps == (
+        RecordedStep(tokens=10, seconds=1.75, push_s=0.25),
+    )  # 1.5 s of work and the push after it
     assert found.round_trips == (0.25,)
     assert found.scoring == pytest.approx((0.1,))
     assert found.pulls == (0.75,)  # the second one had nothing to bring
