@@ -132,8 +132,8 @@ def measure_convergence(options: Options) -> Result:
 def make_runs(sweep: Sweep, folder: Path, say: Callable[[str], None]) -> None:
     """Make those that are not there yet. What each part prints goes to its output.txt.
 
-    Raises UserError where the sweep was refused, and KeyboardInterrupt where it was stopped. Failed runs are
-    found by whoever reads them.
+    Raises UserError where the sweep was refused, and KeyboardInterrupt where it was stopped. Runs that
+    failed show when they are read.
     """
     parts = sweep.parts()
     with ThreadPoolExecutor(min(len(parts), os.cpu_count() or 1)) as pool:

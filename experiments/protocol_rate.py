@@ -4,7 +4,7 @@ What is counted: calls of reserve, lower, occupy, release and consume, one each,
 consume takes; records that are no transition (start, trained, end) count for nothing. The mix is what a run
 does per group: one reserve, then one occupy or, for every twentieth, one release; every tenth is lowered
 once before; one consume for every 16 groups, of 8 trajectories each. (A run with more lowers and releases
-makes more transitions per trajectory consumed, which are the dear part, so this mix is on the slow side.)
+makes more transitions per trajectory consumed, which cost most, so this mix is on the slow side.)
 Bound 3, spares none; groups finish in random order.
 
 That random life is drawn first and written down as a script of calls; what is timed is its replay.

@@ -271,7 +271,7 @@ class RayBackend:
         self._calls.expect(call, "the rewards", scored, limit_s=limit_s)
 
     def _await_life(self) -> None:
-        """Without its owner's process the storage of the weights belongs to nobody and may be swept."""
+        """The storage of the weights is removed when its owner's process is gone: ask for signs of life."""
 
         def alive(_: None) -> list[Message]:
             self._await_life()
