@@ -11,7 +11,7 @@ from staleflow.data.trajectory import FinishReason, Segment
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
-    """Tokens of one trajectory that its owner has not seen yet."""
+    """New tokens of one trajectory, not yet reported to its owner."""
 
     trajectory_id: str
     segment: Segment
@@ -20,8 +20,8 @@ class Delta:
 
 
 class InstanceUpdate(NamedTuple):
-    """A report, and the payload that belongs to it."""
+    """A report and its payload."""
 
     report: InstanceReport
     deltas: tuple[Delta, ...]
-    """In the order to apply them; those of aborted trajectories too, so that no token goes uncounted."""
+    """In the order to apply them. Includes aborted trajectories, so that every token is counted."""

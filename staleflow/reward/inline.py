@@ -1,7 +1,7 @@
 """A scorer without processes, for the inline runtime: for tests and debugging.
 
-Invariant: the same interface as `pool.RewardPool`, deterministic, in the order of submission. There are *no
-limits*: a verifier that hangs, hangs the caller; one that crashes takes the process along.
+Invariant: same interface as `pool.RewardPool`, deterministic, in the order of submission. There are *no
+limits*: a verifier that hangs blocks the caller, and one that crashes ends the process.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class InlineScorer:
     """Calls the verifier in `submit`."""
 
     def __init__(self, verifier: str | Verifier, on_failure: OnFailure = "mask") -> None:
-        """Raises ConfigError when the verifier cannot be loaded."""
+        """Raises ConfigError if the verifier cannot be loaded."""
         self._verifier = load_verifier(verifier) if isinstance(verifier, str) else verifier
         self._policy = OutcomePolicy(on_failure)
         self._done: list[tuple[str, Reward]] = []
@@ -30,7 +30,7 @@ class InlineScorer:
             self._done.append((request.trajectory_id, self._policy.reward(request.trajectory_id, outcome)))
 
     def poll(self, timeout_s: float = 0.0) -> list[tuple[str, Reward]]:
-        """Everything not yet returned; never waits."""
+        """All answers not yet returned; never waits."""
         done, self._done = self._done, []
         return done
 
@@ -44,4 +44,4 @@ class InlineScorer:
         return self._policy.counts()
 
     def close(self) -> None:
-        """Nothing to stop."""
+        """Does nothing."""

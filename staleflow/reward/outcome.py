@@ -1,8 +1,8 @@
-"""What became of one call of a verifier, and the policy that makes a reward of it.
+"""The outcome of one verifier call, and the policy that turns it into a reward.
 
 Invariants:
 
-- a raw reward is a finite float; anything else a verifier returns is an `error`;
+- a raw reward is a finite float; any other return value of a verifier is an `error`;
 - a failure is never a silent zero: its status is kept, and it is counted.
 """
 
@@ -21,7 +21,7 @@ from staleflow.data.trajectory import Reward
 from staleflow.errors import ConfigError
 
 OnFailure = Literal["zero", "mask"]
-"""A failed call scores 0 and is trained on, or is masked out of loss and group statistics."""
+"""What to do with a failed call: score 0 and train on it, or mask it out of loss and group statistics."""
 
 Status = Literal["ok", "timeout", "crash", "memory", "error", "failed"]
 
@@ -37,12 +37,12 @@ class VerifierOutcome:
     raw: float = 0.0
     seconds: float = 0.0
     message: str = ""
-    """What went wrong, for a person."""
+    """What went wrong, for the user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardCounts:
-    """How many answers of each kind were given since the start."""
+    """Number of answers of each kind since the start."""
 
     scored_count: int
     timeout_count: int
@@ -50,11 +50,11 @@ class RewardCounts:
     crash_count: int
     memory_count: int
     failed_count: int
-    """Never scored, since no worker could be started any more."""
+    """Never scored, because no worker could be started."""
 
 
 class OutcomePolicy:
-    """Turns outcomes into rewards, counts them, and tells a person of the first failure of each kind."""
+    """Turns outcomes into rewards, counts them, and logs the first failure of each kind."""
 
     def __init__(self, on_failure: OnFailure) -> None:
         if on_failure not in ("zero", "mask"):
@@ -63,7 +63,7 @@ class OutcomePolicy:
         self._counter: Counter[Status] = Counter()
 
     def reward(self, trajectory_id: str, outcome: VerifierOutcome) -> Reward:
-        """The reward of a call's outcome. Never-scored (`failed`) ones are always masked."""
+        """The reward for a call's outcome. `failed` (never scored) is always masked."""
         status = outcome.status
         self._counter[status] += 1
         if status != "ok" and self._counter[status] == 1:
@@ -91,7 +91,7 @@ class OutcomePolicy:
 
 
 def judge(call: Callable[[], object]) -> VerifierOutcome:
-    """Call a verifier with its request bound, and say what came of it."""
+    """Call a verifier with its request bound, and return the outcome."""
     start = time.perf_counter()
     status: Status = "ok"
     raw, message = 0.0, ""

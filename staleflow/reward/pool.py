@@ -3,10 +3,10 @@
 Invariants:
 
 - every submitted request is answered exactly once, whatever its verifier does;
-- a request is tried once: one that hangs, crashes or takes too much memory is scored by the policy and
-  counted, and the others are unaffected;
-- the limits need nobody's cooperation: time is enforced by SIGKILL to the worker and all its descendants,
-  from a thread of the pool's own, and memory by the kernel;
+- a request is tried once: if it hangs, crashes or takes too much memory, the policy scores and counts it, and
+  other requests are unaffected;
+- limits do not depend on the verifier's cooperation: one of the pool's threads enforces time by SIGKILL to
+  the worker and all its descendants, and the kernel enforces memory;
 - loading a verifier counts against `start_timeout_s`, never against a request's limit.
 
 ::
@@ -15,8 +15,8 @@ Invariants:
                               |           <-- answers --
     poll <--- answers <-------+           --- SIGKILL at the limit, then a new worker
 
-It guards against accidents and is no sandbox: the memory limit is per process, and a verifier that crashes
-its worker after starting a process in a session of its own leaves that process behind.
+It guards against accidents and is not a sandbox: the memory limit is per process, and a verifier that crashes
+its worker after starting a process in a new session leaves that process behind.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from staleflow.reward.worker_process import Item, WorkerProcess
 
 
 class RewardPool:
-    """Scores trajectories; see the module. A context manager; methods may be called from any thread."""
+    """Scores trajectories; see the module. A context manager; its methods are thread-safe."""
 
     def __init__(
         self,
@@ -53,9 +53,9 @@ class RewardPool:
     ) -> None:
         """Start `workers` processes and wait until each has loaded `verifier` (a name or a dotted path).
 
-        `timeout_s`: wall time of one request. `memory_mb`: what a worker may take above what the loaded
-        verifier takes; 0 is no limit. `log`: file for what verifiers print; None drops it. Raises ConfigError
-        when an argument or the verifier is no good.
+        `timeout_s`: wall time limit of one request. `memory_mb`: memory that a worker may use beyond that of
+        the loaded verifier; 0: unlimited. `log`: file for the verifiers' output; None drops it. Raises
+        ConfigError for an invalid argument or a verifier that cannot be used.
         """
         if workers < 1:
             raise ConfigError(f"reward.workers is {workers}; it must be at least 1")
@@ -79,7 +79,7 @@ class RewardPool:
     def submit(self, requests: Sequence[ScoreRequest]) -> None:
         """Queue requests; returns at once.
 
-        Raises RunFailed, taking none, when no worker can be started any more.
+        Raises RunFailed, queueing none, if no worker can be started.
         """
         items = [
             Item(number=next(self._numbers), trajectory_id=request.trajectory_id, blob=_pickled(request))
@@ -97,7 +97,7 @@ class RewardPool:
     def poll(self, timeout_s: float = 0.0) -> list[tuple[str, Reward]]:
         """All answers not yet returned, in order of completion; waits up to `timeout_s` for the first.
 
-        Raises RunFailed when no worker can be started any more and every answer was returned.
+        Raises RunFailed if no worker can be started and all answers have been returned.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._answers or self._supervisor.broken, timeout_s)
@@ -119,11 +119,11 @@ class RewardPool:
             return self._policy.counts()
 
     def worker_pids(self) -> list[int]:
-        """Process ids of the present workers."""
+        """Process ids of the current workers."""
         return self._supervisor.pids()
 
     def close(self) -> None:
-        """Kill the workers and all their children. Unanswered requests stay so. May be called twice."""
+        """Kill the workers and all their children. Open requests stay unanswered. May be called twice."""
         self._supervisor.stop()
 
     def __enter__(self) -> Self:
@@ -147,12 +147,12 @@ class RewardPool:
 def _pickled(request: ScoreRequest) -> bytes:
     try:
         return pickle.dumps(request)
-    except Exception as error:  # the worker raises it, so that it is answered and counted as an error
+    except Exception as error:  # let the worker raise it, so that it is answered and counted as an error
         return pickle.dumps(_Unpicklable(f"the request cannot be pickled: {error}"))
 
 
 class _Unpicklable:
-    """Raises where it is unpickled."""
+    """Raises PickleError when unpickled."""
 
     def __init__(self, message: str) -> None:
         self._message = message

@@ -1,14 +1,14 @@
-"""The loop that feeds the workers, takes their answers and kills them at their limits.
+"""The loop that feeds the workers, collects their answers and kills them at their limits.
 
 Invariants:
 
-- an item is in exactly one place: incoming, queue, or assigned to one worker; it leaves by being answered;
-- the item at the head of a worker that hangs, crashes or is worn is answered and never tried again; those
-  behind it go back to the front of the queue;
-- an answer that was written before the limit counts, however late it is read;
-- when no worker can be started any more, everything is answered `failed` and nothing new is taken.
+- an item is in exactly one place: incoming, queue, or assigned to one worker; it leaves when answered;
+- if a worker hangs, crashes or is worn, the first of its items is answered and never retried; the items
+  behind it return to the front of the queue;
+- an answer written before the limit counts, however late it is read;
+- when no worker can be started, all items are answered `failed` and new ones are refused.
 
-Only the loop's own thread starts workers (see `worker_process`) and touches them and the queue.
+Only the loop's thread starts workers (see `worker_process`) and touches them and the queue.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from staleflow.reward.outcome import Status, VerifierOutcome
 from staleflow.reward.worker_process import Item, WorkerProcess
 
 _BATCH_SECONDS = 0.05
-"""A batch is as many items as take about this long: cheap ones share a message, dear ones do not wait behind
-each other while another worker is idle."""
+"""Approximate duration of a batch: cheap items share a message, and expensive ones do not wait behind each
+other while another worker is idle."""
 _BATCH_LIMIT = 128
 _MEAN_WEIGHT = 0.05
-"""Of the latest item in the running mean of seconds per item."""
+"""Weight of the latest item in the running mean of seconds per item."""
 _START_ATTEMPTS = 3
-"""Restarts that may fail in a row: one may be bad luck (memory, a busy machine), three are not."""
+"""Failed starts in a row that end the pool: one may be bad luck (memory, a busy machine), three are not."""
 
 
 class Supervisor:
@@ -49,15 +49,15 @@ class Supervisor:
         answer: Callable[[Item, VerifierOutcome], None],
         on_broken: Callable[[], None],
     ) -> None:
-        """`answer` is called from the loop's thread, once for each item, `on_broken` after the last of them.
+        """`answer` is called from the loop's thread, once for each item; `on_broken` after the last one.
 
-        Returns when all workers have loaded the verifier. Raises ConfigError if one fails to.
+        Returns when all workers have loaded the verifier. Raises ConfigError if one cannot load it.
         """
         self._start_worker = start_worker
         self._timeout_s = timeout_s
         self._answer = answer
         self._on_broken = on_broken
-        self._lock = threading.Lock()  # guards _incoming against submit after the end
+        self._lock = threading.Lock()  # so that nothing is submitted to _incoming after the end
         self._incoming: list[Item] = []
         self._queue: deque[Item] = deque()
         self._workers: list[WorkerProcess] = []
@@ -66,7 +66,7 @@ class Supervisor:
         self._stopping = False
         self._settled = threading.Event()
         self.broken = ""
-        """Why no worker can be started any more; empty while all is well."""
+        """Why no worker can be started; empty while the pool works."""
         self._woken, self._wake = os.pipe()
         os.set_blocking(self._woken, False)
         os.set_blocking(self._wake, False)
@@ -78,7 +78,7 @@ class Supervisor:
             raise ConfigError(self.broken)
 
     def submit(self, items: Sequence[Item]) -> None:
-        """Queue items. Raises RunFailed, taking none, when no worker can be started any more."""
+        """Queue items. Raises RunFailed, queueing none, if no worker can be started."""
         with self._lock:
             if self.broken:
                 raise RunFailed(self.broken)
@@ -86,7 +86,7 @@ class Supervisor:
         self._wake_up()
 
     def stop(self) -> None:
-        """Kill all workers; what is unanswered stays so. May be called twice."""
+        """Kill all workers; open items stay unanswered. May be called twice."""
         if not self._stopping:
             self._stopping = True
             self._wake_up()
@@ -95,7 +95,7 @@ class Supervisor:
             os.close(self._wake)
 
     def pids(self) -> list[int]:
-        """Process ids of the present workers."""
+        """Process ids of the current workers."""
         return [worker.pid for worker in list(self._workers)]
 
     def _wake_up(self) -> None:
@@ -114,7 +114,7 @@ class Supervisor:
                 for worker in list(self._workers):
                     self._attend(worker)
         except Exception as error:
-            self._break(f"the reward workers cannot go on: {type(error).__name__}: {error}")
+            self._break(f"the reward workers failed: {type(error).__name__}: {error}")
         finally:
             for worker in self._workers:
                 worker.kill()
@@ -127,7 +127,7 @@ class Supervisor:
             self._queue.extend(self._incoming)
             self._incoming.clear()
         for worker in self._workers:
-            # One that ended while idle is replaced below; no item is to be blamed for it.
+            # A worker that ended while idle is replaced in `_attend`, without blaming an item.
             if self._queue and worker.ready and not worker.assigned and not worker.has_exited():
                 share = math.ceil(len(self._queue) / len(self._workers))
                 size = min(max(1, int(_BATCH_SECONDS / self._mean_s)), _BATCH_LIMIT, share)
@@ -135,7 +135,7 @@ class Supervisor:
                 worker.deadline = time.monotonic() + self._timeout_s
 
     def _wait(self) -> None:
-        """Until something was submitted, a worker wrote, reads or ended, or a deadline is reached."""
+        """Wait until items are submitted, a worker writes, can read or ends, or a deadline is reached."""
         poller = select.poll()
         poller.register(self._woken, select.POLLIN)
         for worker in self._workers:
@@ -150,9 +150,9 @@ class Supervisor:
             os.read(self._woken, 1 << 16)
 
     def _attend(self, worker: WorkerProcess) -> None:
-        """Take what a worker wrote, then replace it if it has to be."""
+        """Read a worker's answers, then replace it if necessary."""
         worker.send_rest()
-        # Looked at before the answers are read, so that none is missed that was written by then.
+        # Check the exit and the time first, so that no answer written before them is missed.
         exited, now = worker.has_exited(), time.monotonic()
         for answer in worker.receive():
             self._take(worker, answer)
@@ -181,7 +181,7 @@ class Supervisor:
                 self._answer(item, VerifierOutcome(status=status, raw=raw, seconds=seconds, message=message))
 
     def _replace(self, worker: WorkerProcess, status: Status | None) -> None:
-        """Kill a worker and start another. The head of its batch is to blame for `status` (None: nobody)."""
+        """Kill a worker and start another. `status`: outcome of its first item; None: the item is retried."""
         self._workers.remove(worker)
         ended = worker.kill()
         if not worker.ready:

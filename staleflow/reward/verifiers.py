@@ -2,10 +2,10 @@
 
 Invariants:
 
-- a verifier is any `Callable[[ScoreRequest], float]`; it may hang, crash or raise, since whoever calls it
-  (`pool`) limits and counts that: so it sets no time limit of its own;
-- it decides by comparison with the answer, never by "score > 0": some graders give a little for a wrong
-  answer.
+- a verifier is any `Callable[[ScoreRequest], float]`; it may hang, crash or raise, because the caller
+  (`pool`) limits and counts that; so it sets no time limit itself;
+- it compares the response with the answer and never relies on "score > 0": some graders give a small score to
+  a wrong answer.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from staleflow.registry import load_named
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreRequest:
-    """What a verifier is given."""
+    """Input of a verifier."""
 
     trajectory_id: str
     prompt: str
     response: str
     """The decoded response, without stop tokens."""
     answer: Any
-    """What the data source says is right; picklable."""
+    """The data source's correct answer; picklable."""
     metadata: dict[str, Any] = field(default_factory=dict)
-    """The prompt's own, for verifiers that need more than the answer."""
+    """The prompt's metadata, for verifiers that need more than the answer."""
 
 
 Verifier = Callable[[ScoreRequest], float]
@@ -39,13 +39,13 @@ VERIFIERS = {
     "reasoning_gym": "staleflow.reward.verify_reasoning_gym.reasoning_gym_score",
     "math_verify": "staleflow.reward.verify_math.math_score",
 }
-"""Verifiers by name; a dotted path to a function works as well."""
+"""Verifiers by name; a dotted path to a function also works."""
 
 
 def load_verifier(name: str) -> Verifier:
-    """The verifier of that name or dotted path, with all it imports.
+    """Import the verifier with that name or dotted path.
 
-    Raises ConfigError saying what failed.
+    Raises ConfigError with the reason if that fails.
     """
     verifier = load_named("verifier", name, VERIFIERS)
     if not callable(verifier):
@@ -56,9 +56,9 @@ def load_verifier(name: str) -> Verifier:
 def exact_match(request: ScoreRequest) -> float:
     """1.0 when the response is the answer, else 0.0.
 
-    Both are compared as text without leading and trailing white space, case and all. When the metadata has
-    `answer_after` (a marker such as `####` or `=`), only what follows its last occurrence in the response is
-    compared, and a response without the marker is wrong.
+    The comparison ignores leading and trailing white space and is case-sensitive. If the metadata has
+    `answer_after` (a marker such as `####` or `=`), only the text after its last occurrence in the response
+    is compared, and a response without the marker is wrong.
     """
     response = request.response
     marker = request.metadata.get("answer_after")

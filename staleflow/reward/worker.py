@@ -2,9 +2,9 @@
 
 Invariants:
 
-- it dies with its parent, and orphans of its own children come to it, so that killing its tree kills all;
-- it answers requests one by one, in order, and before it takes the next one;
-- nothing but the answers is written to the results pipe, whatever the verifier prints or forks.
+- it dies with its parent and adopts orphaned descendants, so killing its process tree kills everything;
+- it handles requests in order and answers each before it takes the next;
+- only answers are written to the results pipe, whatever the verifier prints or forks.
 
 On the requests pipe: 8 bytes of length, then a pickled list of (number, pickled ScoreRequest).
 On the results pipe, JSON lines: ["ready"] or ["failed", message] once, then
@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
     results = _Results(int(results_fd))
     try:
         verifier = load_verifier(verifier_name)
-    except BaseException as error:  # also what an import may do with sys.exit
+    except BaseException as error:  # includes sys.exit during the import
         results.write("failed", str(error) or type(error).__name__)
         return 1
     had_children = _has_live_children()
@@ -57,13 +57,13 @@ def main(arguments: list[str]) -> int:
             outcome = judge(functools.partial(_score, verifier, blob))
             if outcome.status == "memory":
                 _lift_memory_limit()  # so that the answer can be sent
-            # What a verifier leaves behind (memory, processes) must not be charged to the next request.
+            # Leftovers of a verifier (memory, processes) must not count against the next request.
             worn = outcome.status == "memory" or (not had_children and _has_live_children())
             results.write(
                 "result", number, outcome.status, outcome.raw, outcome.seconds, outcome.message, worn
             )
             while worn:
-                signal.pause()  # until killed: ending by itself would orphan what still runs below
+                signal.pause()  # until killed: exiting would orphan processes that still run below it
     return 0
 
 
@@ -76,7 +76,7 @@ class _Results:
 
     def write(self, *fields: object) -> None:
         if os.getpid() != self._owner:
-            os._exit(0)  # a verifier forked, and its child came back here
+            os._exit(0)  # a child that the verifier forked has returned to this code
         line = json.dumps(fields).encode() + b"\n"
         while line:
             line = line[os.write(self._descriptor, line) :]
@@ -98,12 +98,12 @@ def _bind_to_parent(parent: int) -> None:
     if os.getppid() != parent:  # it died before the first call
         os._exit(1)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with contextlib.suppress(OSError):  # where memory runs out for all, this process goes first
+    with contextlib.suppress(OSError):  # if the machine runs out of memory, this process is killed first
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def _limit_memory(megabytes: int) -> None:
-    """Limit the address space to what the loaded verifier takes and `megabytes` more."""
+    """Limit the address space to its size with the loaded verifier plus `megabytes`."""
     if megabytes:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         limit = pages * resource.getpagesize() + megabytes * 2**20
@@ -116,7 +116,7 @@ def _lift_memory_limit() -> None:
 
 
 def _has_live_children() -> bool:
-    """Whether processes started here, or orphaned below, still run; reaps those that ended."""
+    """Whether child processes, adopted ones included, still run; reaps those that ended."""
     with contextlib.suppress(ChildProcessError):
         while True:
             if os.waitpid(-1, os.WNOHANG)[0] == 0:

@@ -2,14 +2,14 @@
 
 Invariants:
 
-- nothing here waits: the pipes do not block, and the exit is seen through a process descriptor, since
-  children of a verifier may keep the pipes open;
-- the first of `assigned` is the request being scored, and `deadline` (monotonic seconds, None: idle) the
-  moment at which the worker is to be killed for it, or for not having started;
+- no call waits: the pipes are non-blocking, and a process descriptor reports the exit, since children of a
+  verifier may keep the pipes open;
+- the first of `assigned` is the request being scored. `deadline` (monotonic seconds, None: idle) is the time
+  at which the worker is killed because of that request, or because it has not started;
 - `kill` leaves no descendant: the worker leads its own session and adopts orphans.
 
-Start workers from a thread that lives as long as they should: the kernel's parent-death signal fires when the
-*thread* that started them ends.
+Start workers from a thread that outlives them: the kernel's parent-death signal fires when the *thread* that
+started them ends.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from typing import Any
 from staleflow.reward.worker import LENGTH
 
 _KILL_PASSES = 200
-"""Each pass kills all descendants seen; more are needed only while some escape by making new ones."""
+"""Each pass kills all descendants found; more passes are needed only if some start new ones meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """One submitted request on its way."""
+    """One submitted request."""
 
     number: int
     """Unique in the pool: trajectory ids may be submitted twice."""
@@ -49,7 +49,7 @@ class WorkerProcess:
     """One running worker."""
 
     def __init__(self, verifier: str, memory_mb: int, *, start_timeout_s: float, log: Path | None) -> None:
-        """`memory_mb` 0: no limit. `log`: where its output is appended; None: nowhere."""
+        """`memory_mb` 0: unlimited. `log`: file to append its output to; None drops it."""
         requests_end, self.requests = os.pipe()
         self.results, results_end = os.pipe()
         arguments = (verifier, memory_mb, os.getpid(), requests_end, results_end)
@@ -71,11 +71,11 @@ class WorkerProcess:
         os.set_blocking(self.requests, False)
         os.set_blocking(self.results, False)
         self.ready = False
-        """The verifier is loaded."""
+        """True if the verifier is loaded."""
         self.start_error = ""
-        """What loading it said, if it failed."""
+        """Error message if loading the verifier failed, else empty."""
         self.worn = False
-        """Said of itself that it must be replaced."""
+        """The worker has reported that it must be replaced."""
         self.assigned: deque[Item] = deque()
         self.deadline: float | None = time.monotonic() + start_timeout_s
         self._unsent = bytearray()
@@ -83,12 +83,12 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """Process id, also of its group and session."""
+        """Process id; also the id of its group and session."""
         return self._process.pid
 
     @property
     def wants_to_send(self) -> bool:
-        """Whether `send_rest` has something to do once the pipe takes more."""
+        """Whether `send_rest` has data left for when the pipe accepts more."""
         return bool(self._unsent)
 
     def assign(self, items: Sequence[Item]) -> None:
@@ -99,17 +99,17 @@ class WorkerProcess:
         self.send_rest()
 
     def send_rest(self) -> None:
-        """Write what the pipe takes now."""
+        """Write as much as the pipe accepts now."""
         try:
             while self._unsent:
                 del self._unsent[: os.write(self.requests, self._unsent)]
         except BlockingIOError:
             return
-        except BrokenPipeError:  # it ended, which its process descriptor tells
+        except BrokenPipeError:  # the worker ended; its process descriptor reports that
             self._unsent.clear()
 
     def receive(self) -> list[list[Any]]:
-        """The answers that have come. Lines that are no JSON lists are not the worker's and are skipped."""
+        """The answers received so far. Lines that are not JSON lists are not the worker's and are skipped."""
         chunks = [self._unread]
         with contextlib.suppress(BlockingIOError):
             while chunk := os.read(self.results, 1 << 16):
@@ -124,11 +124,11 @@ class WorkerProcess:
         return answers
 
     def has_exited(self) -> bool:
-        """Whether the process ended, without reaping it, so that its group stays its own."""
+        """Whether the process ended. Does not reap it, so that its group id is not reused."""
         return os.waitid(os.P_PIDFD, self.exit, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def kill(self) -> str:
-        """Kill the worker and every process below it, close all, and say how it had ended."""
+        """Kill the worker and all processes below it, close its pipes, and return how it ended."""
         _kill_tree(self.pid)
         code = self._process.wait()
         for descriptor in (self.requests, self.results, self.exit):
@@ -141,8 +141,8 @@ def _search_path() -> str:
 
 
 def _kill_tree(root: int) -> None:
-    # Stopped first: a stopped worker makes no more children but still adopts the orphans of those killed,
-    # which keeps everything findable below it until nothing new is found.
+    # Stop the worker first: then it starts no more children but still adopts the orphans of those killed, so
+    # all descendants can be found below it until none is left.
     _signal_group(root, signal.SIGSTOP)
     killed: set[int] = set()
     for _ in range(_KILL_PASSES):
@@ -165,7 +165,7 @@ def _descendants(root: int) -> set[int]:
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            # "pid (name) state parent ...", where the name may hold anything
+            # "pid (name) state parent ...", where the name may contain any character
             parent = int((entry / "stat").read_bytes().rpartition(b")")[2].split()[1])
             children.setdefault(parent, []).append(int(entry.name))
     found: set[int] = set()

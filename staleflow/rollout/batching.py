@@ -1,4 +1,4 @@
-"""The part of an engine that does not depend on how tokens are computed.
+"""Engine base class: everything that does not depend on how tokens are computed.
 
 ::
 
@@ -6,8 +6,8 @@
                ^                           │  │
                └──────── preempt ──────────┘  └──> interrupt, abort: returned, forgotten
 
-An engine built on this says how to enter a trajectory into its batch, how to drop it, and how to draw the
-next tokens; queues, budgets, version stamps and finish reasons are decided here, once for all engines.
+A subclass enters trajectories into its batch, drops them, and draws the next tokens. Queues, budgets, version
+stamps and finish reasons are decided here, once for all engines.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from staleflow.rollout.scheduler import Generation, Scheduler
 
 
 class BatchingEngine(ABC):
-    """Base of the engines that schedule for themselves; keeps the `Engine` protocol's invariants."""
+    """Base of the engines that use `Scheduler`; keeps the `Engine` protocol's invariants."""
 
     def __init__(
         self, *, sampling: SamplingParams, kv_capacity_tokens: int, max_running: int, version: int
@@ -45,15 +45,15 @@ class BatchingEngine(ABC):
 
     @abstractmethod
     def _enter(self, generations: Sequence[Generation]) -> None:
-        """Build the KV of trajectories that join the batch."""
+        """Build the KV of trajectories joining the batch."""
 
     @abstractmethod
     def _leave(self, generations: Sequence[Generation]) -> None:
-        """Drop the KV of trajectories that leave the batch."""
+        """Drop the KV of trajectories leaving the batch."""
 
     @abstractmethod
     def _decode(self, running: Sequence[Generation]) -> Iterable[tuple[Generation, int, float]]:
-        """Draw the next token of each: (trajectory, token, log-prob). Must not append them itself."""
+        """Draw the next token of each: (trajectory, token, log-prob). Must not append it itself."""
 
     @abstractmethod
     def load_weights(self, tensors: Mapping[str, NDArray[Any]], version: int, on_pull: OnPull) -> None:
@@ -65,7 +65,7 @@ class BatchingEngine(ABC):
         return self._version
 
     def add(self, trajectory: Trajectory, *, greedy: bool = False) -> None:
-        """Queue a trajectory. Raises EngineError when it can never be continued here."""
+        """Queue a trajectory. Raises EngineError if this engine can never continue it."""
         self._check_open()
         self._scheduler.add(trajectory, greedy=greedy)
 
@@ -114,11 +114,11 @@ class BatchingEngine(ABC):
         return [g.trajectory() for g in gone]
 
     def abort(self, trajectory_ids: Sequence[str]) -> Sequence[Trajectory]:
-        """Remove trajectories whose tokens are not wanted any more. Unknown ids are skipped."""
+        """Remove trajectories whose tokens are no longer needed. Unknown ids are skipped."""
         return self.interrupt(trajectory_ids)
 
     def trajectories(self) -> Mapping[str, Trajectory]:
-        """Every trajectory held, running or waiting, with its tokens so far."""
+        """All trajectories held, running or waiting, with their tokens so far."""
         return {g.trajectory_id: g.trajectory() for g in self._scheduler.held}
 
     def load(self) -> EngineLoad:
@@ -137,7 +137,7 @@ class BatchingEngine(ABC):
         )
 
     def close(self) -> None:
-        """Drop every trajectory; may be called twice. Any later `add` or `step` raises EngineError."""
+        """Drop all trajectories; may be called twice. A later `add` or `step` raises EngineError."""
         if not self._closed:
             self.interrupt([g.trajectory_id for g in self._scheduler.held])
             self._closed = True

@@ -1,10 +1,10 @@
-"""The engine interface: what a rollout instance needs of whatever generates tokens.
+"""The engine interface: what a rollout instance needs from a token generator.
 
-Invariants every engine keeps:
+Invariants of every engine:
 
-- each generated token carries the version of the weights that produced it, stamped here and nowhere else;
-- log-probs are those of the distribution that was sampled from (temperature included);
-- tokens are never lost by `interrupt`, nor asked for again beyond the trajectory's own budget;
+- each generated token carries the version of the weights that produced it; only the engine stamps it;
+- log-probs are those of the distribution sampled from (temperature included);
+- `interrupt` loses no tokens, and a trajectory never exceeds its own token budget;
 - the random number of a token depends on (run seed, trajectory id, token position) alone.
 """
 
@@ -34,31 +34,31 @@ class SamplingParams:
     """0: no limit."""
     stop_token_ids: tuple[int, ...] = ()
     max_model_len: int = 4096
-    """Most tokens of prompt and response together."""
+    """Limit on the tokens of prompt and response together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLoad:
-    """What the engine holds now."""
+    """Current contents and cumulative counts of an engine."""
 
     running: int
     waiting: int
     kv_tokens: int
     kv_capacity: int
     preemptions: int
-    """Since the start: a running trajectory put back to waiting because the KV cache was full."""
+    """Since the start: how often a running trajectory went back to waiting because the KV cache was full."""
     generated_tokens: int
     """Since the start."""
     decode_steps: int
-    """Steps since the start that decoded something; the sums below are over the same steps."""
+    """Steps since the start that decoded something; the sums below are over these steps."""
     running_steps: int
-    """Sum of the trajectories decoded."""
+    """Sum of the number of trajectories decoded."""
     kv_token_steps: int
-    """Sum of the tokens of those trajectories, before each step's new ones."""
+    """Sum of the tokens of those trajectories, before each step adds its own."""
     prefilled_tokens: int
-    """Tokens of the trajectories that joined in those steps, whose KV was built in them."""
+    """Tokens of the trajectories that joined, and had their KV built, in those steps."""
     decode_seconds: float | None = None
-    """Time of those steps, from an engine that decodes beside its caller. None: it is that of `step`."""
+    """Time of those steps, from an engine that decodes in the background. None: use the time of `step`."""
 
 
 class Engine(Protocol):
@@ -70,12 +70,12 @@ class Engine(Protocol):
         ...
 
     def add(self, trajectory: Trajectory, *, greedy: bool = False) -> None:
-        """Queue a trajectory; it starts, or goes on from its tokens, as soon as the KV cache has room.
+        """Queue a trajectory; it starts, or continues from its tokens, as soon as the KV cache has room.
 
-        `greedy`: this one takes the most likely token each time, as at temperature 0, whatever the engine's
-        temperature, top-p and top-k; its log-probs are those at temperature 1. It stays so while the engine
-        holds it, over pulls and preemptions; one that was interrupted is added as greedy again.
-        Raises EngineError when it can never fit (its prompt alone exceeds the KV capacity).
+        `greedy`: it always takes the most likely token, as at temperature 0, whatever the engine's
+        temperature, top-p and top-k; its log-probs are those at temperature 1. This holds over pulls and
+        preemptions, until the trajectory leaves; after an interrupt, pass `greedy` again.
+        Raises EngineError if it can never fit (its prompt alone exceeds the KV capacity).
         """
         ...
 
@@ -88,15 +88,15 @@ class Engine(Protocol):
         ...
 
     def abort(self, trajectory_ids: Sequence[str]) -> Sequence[Trajectory]:
-        """Remove trajectories whose tokens are not wanted any more. Unknown ids are skipped."""
+        """Remove trajectories whose tokens are no longer needed. Unknown ids are skipped."""
         ...
 
     def load_weights(self, tensors: Mapping[str, NDArray[Any]], version: int, on_pull: OnPull) -> None:
-        """Swap weights in place; running trajectories stay. Tensors are only valid during the call."""
+        """Swap weights in place; running trajectories stay. `tensors` are valid only during the call."""
         ...
 
     def trajectories(self) -> Mapping[str, Trajectory]:
-        """Every trajectory held, running or waiting, with its tokens so far."""
+        """All trajectories held, running or waiting, with their tokens so far."""
         ...
 
     def load(self) -> EngineLoad:
@@ -111,7 +111,7 @@ class Engine(Protocol):
 def segment_after(trajectory: Trajectory, seen: int) -> Segment:
     """The response tokens of `trajectory` from position `seen` on, as one generated segment.
 
-    An engine only ever appends generated tokens to what it was given, so one segment suffices.
+    An engine only appends generated tokens to a trajectory, so one segment suffices.
     """
     return Segment(
         generated=True,

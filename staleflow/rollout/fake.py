@@ -1,17 +1,17 @@
-"""The fake engine: the torch engine's scheduling around tokens that are computed by a formula.
+"""The fake engine: the torch engine's scheduling, with tokens computed by a formula.
 
-A public, supported engine: for tests of everything above the engine, for dry runs, and for measuring what
-the system itself costs. It schedules with the same code as the torch engine (KV budget, preemption,
-budgets, version stamps); only what a token *is* differs:
+A public, supported engine: for tests of everything above the engine, for dry runs, and for measuring the
+system's own overhead. It schedules with the same code as the torch engine (KV budget, preemption, budgets,
+version stamps); only the tokens differ:
 
 - token of trajectory t at response position p: `fake_token`, a function of (seed, t, p) alone, never a stop
-  token (that of a greedy trajectory is the smallest id which is none); at the scripted length (`lengths.py`)
-  it is the first stop token;
-- log-prob: `fake_log_prob`, which tells the weights that drew it *and* those that filled the KV it was
-  drawn from, so that a stale cache is visible in the numbers;
-- time: each step and each pull spends what the cost model says through the injected `spend`, by default none.
+  token (a greedy trajectory gets the smallest id that is not a stop token); at the scripted length
+  (`scripted_lengths.py`) it is the first stop token;
+- log-prob: `fake_log_prob` encodes the version of the weights that drew the token *and* of those that filled
+  the KV cache, so a stale cache shows in the numbers;
+- time: each step and each pull spends the cost model's seconds through the injected `spend`, by default none.
 
-Failures are scripted, and counted from the engine's start: see `FakeScript`.
+Failures are scripted and counted from the engine's start: see `FakeScript`.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ def fake_token(seed: int, trajectory_id: str, position: int, allowed: Sequence[i
 
 
 def fake_log_prob(seed: int, trajectory_id: str, position: int, version: int, kv_version: int) -> float:
-    """Log-prob (nats, below 0): a random part in multiples of 1/64 that weights do not touch, and theirs.
+    """Log-prob (nats, below 0): a random part in multiples of 1/64, plus parts encoding the two versions.
 
-    -(1 + floor(64 u) / 64) - version / 2**10 - kv_version / 2**16, with u the number of trajectory id
-    + "/log_prob" at `position`. Exact in float32 for versions from 0 to 15, in which the parts can be told
-    apart; beyond they overlap but still differ.
+    -(1 + floor(64 u) / 64) - version / 2**10 - kv_version / 2**16, where u is the random number of trajectory
+    id + "/log_prob" at `position`. Exact in float32 for versions 0 to 15, where the parts can be separated;
+    beyond, they overlap but still differ.
     """
     number = uniform(trajectory_key(seed, f"{trajectory_id}/log_prob"), position)
     return -(1 + int(64 * number) / 64) - version / 2**10 - kv_version / 2**16
@@ -53,23 +53,23 @@ EIGHT_TOKENS = fixed(8)
 
 
 def wait_for_ever() -> None:
-    """Never return. A function of this module, so that a script can be sent to another process."""
+    """Never return. A module-level function, so that a script can be pickled."""
     threading.Event().wait()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FakeScript:
-    """Failures to play. Steps are counted from 1; steps with nothing to decode count too."""
+    """Failures to inject. Steps are counted from 1, including those with nothing to decode."""
 
     fail_at_step: int | None = None
-    """This step, and every later one, raises EngineError before anything changes."""
+    """This step and every later one raise EngineError before anything changes."""
     hang_at_step: int | None = None
     """This step calls `hang` first."""
     hang: Callable[[], object] = wait_for_ever
     refuse_loads: int = 0
-    """The first so many `load_weights` raise EngineError and keep the old version."""
+    """This many first `load_weights` calls raise EngineError and keep the old version."""
     lose: frozenset[str] = frozenset()
-    """Trajectories that are accepted and vanish, once each: no result ever comes."""
+    """Trajectories that are accepted and then vanish without a result, once each."""
     freeze: frozenset[str] = frozenset()
     """Trajectories that stay running and never gain a token."""
 
@@ -77,10 +77,10 @@ class FakeScript:
 class FakeEngine(BatchingEngine):
     """Engine with scripted lengths, speed and failures.
 
-    `lengths` counts the stop token in; the budget may end a trajectory earlier. Without stop tokens in
+    `lengths` includes the stop token; the budget may end a trajectory earlier. Without stop tokens in
     `sampling`, a trajectory still finishes with STOP at its scripted length. `seconds_per_step`: a number
-    or a cost model, whose seconds go to `spend` (a sleep, or a virtual clock's advance) before the tokens of
-    a step come out, and before a pull ends.
+    or a cost model; its seconds go to `spend` (a sleep, or a virtual clock's advance) before a step returns
+    its tokens, and before a pull ends.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class FakeEngine(BatchingEngine):
         )
         self._allowed = [t for t in range(vocab_size) if t not in self._stop_tokens]
         if not self._allowed:
-            raise EngineError(f"a vocabulary of {vocab_size} tokens has none that is not a stop token")
+            raise EngineError(f"all {vocab_size} tokens of the vocabulary are stop tokens")
         self._seed = seed
         self._lengths = lengths
         if not isinstance(seconds_per_step, CostModel):
@@ -116,12 +116,12 @@ class FakeEngine(BatchingEngine):
         self._to_lose = set(script.lose)
         self._steps = 0
         self._loads = 0
-        self._entered = 0  # tokens whose KV was built and has not been paid for in time yet
+        self._entered = 0  # tokens whose KV was built but whose prefill time is not yet spent
         self._end: dict[str, int] = {}  # response position just after the last token of the turn
         self._kv_version: dict[str, int] = {}
 
     def add(self, trajectory: Trajectory, *, greedy: bool = False) -> None:
-        """Queue a trajectory, unless it is scripted to get lost."""
+        """Queue a trajectory, unless the script loses it."""
         if trajectory.trajectory_id in self._to_lose:
             self._check_open()
             self._to_lose.remove(trajectory.trajectory_id)
@@ -129,7 +129,7 @@ class FakeEngine(BatchingEngine):
         super().add(trajectory, greedy=greedy)
 
     def step(self) -> Sequence[Trajectory]:
-        """One decode step, or the failure scripted for it."""
+        """One decode step, or its scripted failure."""
         self._steps += 1
         if self._script.hang_at_step == self._steps:
             self._script.hang()
@@ -138,7 +138,7 @@ class FakeEngine(BatchingEngine):
         return super().step()
 
     def load_weights(self, tensors: Mapping[str, NDArray[Any]], version: int, on_pull: OnPull) -> None:
-        """Take the version; the tensors are not looked at. Raises EngineError as scripted."""
+        """Set the version and ignore the tensors. Raises EngineError as scripted."""
         self._check_open()
         self._loads += 1
         if self._loads <= self._script.refuse_loads:

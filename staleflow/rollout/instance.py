@@ -1,4 +1,4 @@
-"""A rollout instance: one engine, fed with commands, drained by reports.
+"""A rollout instance: one engine, driven by commands and observed through reports.
 
 ::
 
@@ -9,18 +9,17 @@
 
 Invariants:
 
-- commands take effect in the order of their sequence numbers, each once: one seen before is skipped, one
-  for another incarnation is void, and a gap is an error that changes nothing;
-- a trajectory runs here only on weights of at least the `min_version` of its Route: a pull that failed
-  never turns into old tokens under a newer reservation;
-- what the owner sent plus the deltas of all reports, in order, is the trajectory: no token is reported
-  twice and none is left out, however often it is interrupted;
-- a refused command changes nothing but its place in `rejections`; a pull that fails leaves the old version
-  at work. Only an engine that fails in the middle of its work, or pulls that fail for too long,
-  raise (EngineError): then the runtime takes the whole instance as lost, and what was not reported is
-  generated anew elsewhere.
+- commands take effect once each, in the order of their sequence numbers: repeated ones are skipped, ones for
+  another incarnation are ignored, and a gap is an error that changes nothing;
+- a trajectory runs only on weights of at least the `min_version` of its Route: a failed pull never produces
+  old tokens under a newer reservation;
+- the trajectory equals what the owner sent plus the deltas of all reports, in order: each token is reported
+  exactly once, however often the trajectory is interrupted;
+- a refused command only adds an entry to `rejections`; a failed pull leaves the old version loaded. Only an
+  engine that fails in the middle of its work, or pulls that fail for too long, raise (EngineError): the
+  runtime then considers the whole instance lost and generates unreported tokens anew elsewhere.
 
-Single-threaded; the clock is passed in.
+Single-threaded; the clock is injected.
 """
 
 from __future__ import annotations
@@ -39,11 +38,11 @@ from staleflow.errors import EngineError, ProtocolError, TransportError
 from staleflow.rollout.engine import Engine, OnPull, segment_after
 
 PULL_PATIENCE_S = 60.0
-"""An instance that cannot pull refuses all new groups, so after this long it had better be started anew."""
+"""An instance that cannot pull refuses all new groups, so it fails after this long, to be restarted."""
 
 
 class OnItsWay(TransportError):
-    """The version is still coming to this node."""
+    """The version has not reached this node yet."""
 
 
 class LeasedWeights(Protocol):
@@ -61,23 +60,23 @@ class LeasedWeights(Protocol):
 
 
 class WeightSource(Protocol):
-    """Where weights are pulled from; the parameter server's `Subscriber` is one."""
+    """Source of pulled weights; the parameter server's `Subscriber` is one."""
 
     def newest(self) -> int | None:
-        """Newest version there, None before the first push."""
+        """Newest version available, None before the first push."""
         ...
 
     def lease(self, version: int | None = None) -> AbstractContextManager[LeasedWeights]:
-        """Pin a version (None: the newest). Raises TransportError when there is none, or that one is gone."""
+        """Pin a version (None: the newest). Raises TransportError if it is not available."""
         ...
 
 
 class RolloutInstance:
-    """Applies commands to `engine` and reports what came of them.
+    """Applies commands to `engine` and reports the results.
 
-    `instance` and `incarnation` are those that commands must name. `clock` returns seconds;
-    `progress_interval_s` is how often tokens of trajectories that are still running are reported.
-    `transfer_limit_s` is how long weights may take to come to this node.
+    `instance` and `incarnation` are the ones that commands must name. `clock` returns seconds;
+    `progress_interval_s` is the period for reporting tokens of trajectories that are still running.
+    `transfer_limit_s` limits how long weights may take to reach this node.
     """
 
     def __init__(
@@ -109,8 +108,8 @@ class RolloutInstance:
         self._command_seconds: dict[type[Command], float] = dict.fromkeys(
             (Route, Interrupt, Abort, Pull), 0.0
         )
-        self._refusing_since: float | None = None  # the first of the pulls that failed in a row
-        self._seen: dict[str, int] = {}  # response tokens that the owner has, by trajectory held
+        self._refusing_since: float | None = None  # time of the first of consecutive failed pulls
+        self._seen: dict[str, int] = {}  # response tokens reported so far, by trajectory held
         self._news = False
         self._start_report()
 
@@ -129,13 +128,13 @@ class RolloutInstance:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing to decode until the next Route."""
+        """True if there is nothing to decode until the next Route."""
         load = self._engine.load()
         return load.running + load.waiting == 0
 
     @property
     def has_news(self) -> bool:
-        """A report would say something new."""
+        """True if a report would contain something new."""
         return self._news or (self._progress_due and not self.is_idle)
 
     @property
@@ -143,10 +142,10 @@ class RolloutInstance:
         return self._clock() >= self._progress_at
 
     def apply(self, commands: Sequence[Command], payloads: Mapping[str, Trajectory]) -> None:
-        """Apply commands, in sequence order; `payloads` holds the trajectories of the Routes.
+        """Apply commands in sequence order; `payloads` holds the trajectories of the Routes.
 
-        Raises ProtocolError, having applied none of them, when a sequence number is skipped or a command is
-        meant for another instance; EngineError when the engine breaks.
+        Raises ProtocolError, having applied none, if a sequence number is skipped or a command names another
+        instance; EngineError if the engine fails.
         """
         for command in self._fresh(commands):
             started = self._clock()
@@ -169,7 +168,7 @@ class RolloutInstance:
         fresh: list[Command] = []
         for command in commands:
             if command.instance != self._instance:
-                raise ProtocolError(f"a command for {command.instance} came to {self._instance}")
+                raise ProtocolError(f"{self._instance} received a command for {command.instance}")
             expected = self._acked_seq + len(fresh) + 1
             if command.incarnation != self._incarnation or command.seq < expected:
                 continue
@@ -180,7 +179,7 @@ class RolloutInstance:
 
     def _route(self, command: Route, payload: Trajectory | None) -> None:
         if payload is None:
-            self._reject(command.seq, command.trajectory_id, "the trajectory did not come with its Route")
+            self._reject(command.seq, command.trajectory_id, "the Route came without its trajectory")
         elif self._engine.version < command.min_version:
             reason = f"version {self._engine.version} is older than {command.min_version}"
             self._reject(command.seq, command.trajectory_id, reason, stale_version=True)
@@ -193,14 +192,14 @@ class RolloutInstance:
                 self._seen[payload.trajectory_id] = payload.response_len
 
     def _pull(self, command: Pull) -> None:
-        """Load the newest weights, or keep the present ones and say why."""
+        """Load the newest weights, or keep the current ones and reject the command with the reason."""
         started = self._clock()
         before = self._engine.version
         try:
             with self._subscriber.lease() as lease:
                 if lease.version < command.version:
-                    raise OnItsWay(f"the newest version there is {lease.version}, not {command.version}")
-                # An earlier pull may have brought more than it was asked for.
+                    raise OnItsWay(f"the newest available version is {lease.version}, not {command.version}")
+                # An earlier pull may have loaded a newer version than it asked for.
                 if lease.version > before:
                     self._engine.load_weights(lease.tensors, lease.version, self._on_pull)
                     self._pulls += 1
@@ -208,7 +207,7 @@ class RolloutInstance:
                         self._rebuilt_tokens += self._engine.load().kv_tokens
         except (TransportError, EngineError) as failure:
             if self._engine.version != before:
-                raise  # broken after the swap: neither the old version nor a working new one
+                raise  # failed after the swap: the old version is gone and the new one does not work
             self._reject(command.seq, None, str(failure))
             limit_s = self._transfer_limit_s if isinstance(failure, OnItsWay) else PULL_PATIENCE_S
             if self._refusing_since is None:
@@ -218,7 +217,7 @@ class RolloutInstance:
                     f"{self._instance} could not pull for {limit_s:.0f} s: {failure}"
                 ) from failure
         except Exception as error:
-            raise EngineError(f"{self._instance} broke while loading weights: {error!r}") from error
+            raise EngineError(f"{self._instance} failed while loading weights: {error!r}") from error
         else:
             self._refusing_since = None
 
@@ -230,7 +229,7 @@ class RolloutInstance:
         )
 
     def advance(self) -> None:
-        """One decode step, if there is anything to decode. Raises EngineError when the engine breaks."""
+        """One decode step, if there is anything to decode. Raises EngineError if the engine fails."""
         load = self._engine.load()
         if load.running + load.waiting == 0:
             return
@@ -308,7 +307,7 @@ class RolloutInstance:
         return update
 
     def _progress(self) -> tuple[tuple[str, int], ...]:
-        """Add the new tokens of trajectories still here; returns the lengths of those that grew."""
+        """Add the new tokens of trajectories still held; returns the lengths of those that grew."""
         self._progress_at = self._clock() + self._progress_interval_s
         lengths = []
         for trajectory_id, trajectory in self._engine.trajectories().items():

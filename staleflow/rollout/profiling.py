@@ -1,17 +1,17 @@
-"""Measuring an engine: the seconds of decode steps, prefills and pulls, over what it has to hold.
+"""Measures an engine: seconds of decode steps, prefills and pulls under different loads.
 
-Invariants: every load of the plan is measured and none is left out of the result; the loads are gone through
-`repeats` times, forwards and backwards in turn, so that a machine that gets slower or faster does not favour
-some; which loads are held out from the fit is fixed before anything is measured.
+Invariants: every load of the plan is measured and appears in the result; the loads are measured `repeats`
+times, alternating forwards and backwards, so that a machine that gets slower or faster favours none; the
+loads held out from the fit are fixed before any measurement.
 
-The time of a step is that of the call, or what an engine that decodes beside its caller says itself. The time
-of a load is that of its fastest step over all repeats: what else runs on the machine only ever adds.
-How much it added is kept beside it (`usual_s`, the median step): where the two are far apart, the machine was
-busy, and a run on it will be slower in the same way.
+The time of a step is that of the call, or what an engine that decodes in the background reports. The time of
+a load is that of its fastest step over all repeats, since other work on the machine only adds time. `usual_s`
+(the median step) shows how much it added: if the two differ a lot, the machine was busy, and a run on it will
+be slowed down likewise.
 
-Half of the loads hold trajectories of one length, half of lengths spread around the same mean: an engine that
-pads to the longest is slower on the latter, which the cost model, knowing only the sum, does not see. Spread
-lengths are what a run has, so they count in the fit and in its error.
+Half of the loads have trajectories of one length, half have lengths spread around the same mean. An engine
+that pads to the longest is slower on the latter, which the cost model cannot represent because it knows only
+the sum. Runs have spread lengths, so these count in the fit and in its error.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from staleflow.errors import UserError
 from staleflow.rollout.engine import Engine
 
 STEPS = 6
-"""Decode steps of one load that are timed in each repeat."""
+"""Timed decode steps of one load in each repeat."""
 COUNTS = 9
-"""Running counts, about; in equal ratios from 1 to the most."""
+"""Approximate number of running counts, in equal ratios from 1 to the maximum."""
 CONTEXTS = 6
-"""Context lengths for each, about; likewise. Even, so that none lies between short and long."""
+"""Approximate number of context lengths for each count, likewise. Even: each is either short or long."""
 SHORTEST = 8
 """Tokens of the shortest context."""
 SPREAD = 0.75
@@ -42,31 +42,31 @@ SPREAD = 0.75
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileLoad:
-    """Trajectories that are decoded together."""
+    """Trajectories decoded together."""
 
     lengths: tuple[int, ...]
-    """Tokens of each before the first step."""
+    """Tokens of each trajectory before the first step."""
     spread: bool
     held_out: bool
-    """Not fitted; the fit is judged on it."""
+    """Excluded from the fit and used to judge it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredLoad:
-    """What one load took."""
+    """Measured times of one load."""
 
     step: StepPoint
     usual_s: float
-    """Seconds of the median step; `step` has those of the fastest."""
+    """Seconds of the median step; `step` is the fastest."""
     prefill: PrefillPoint | None
-    """None where it took no time that could be measured."""
+    """None if its time was too short to measure."""
     spread: bool
     held_out: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """All that was measured."""
+    """All measurements of one engine."""
 
     loads: tuple[MeasuredLoad, ...]
     pull_s: float
@@ -74,15 +74,15 @@ class Profile:
 
     @property
     def disturbance(self) -> float:
-        """By what share steps usually were slower than the fastest: near 0 where nothing else runs."""
+        """How much slower the usual step is than the fastest, as a share: near 0 if nothing else runs."""
         return mean(load.usual_s / load.step.seconds - 1 for load in self.loads)
 
     def steps(self, *, held_out: bool) -> list[StepPoint]:
-        """Decode steps of the loads that are, or are not, held out."""
+        """Decode steps of the loads that are held out, or of the others."""
         return [load.step for load in self.loads if load.held_out is held_out]
 
     def prefills(self, *, held_out: bool) -> list[PrefillPoint]:
-        """Prefills of the loads that are, or are not, held out."""
+        """Prefills of the loads that are held out, or of the others."""
         chosen = [load.prefill for load in self.loads if load.held_out is held_out]
         return [prefill for prefill in chosen if prefill is not None]
 
@@ -90,14 +90,14 @@ class Profile:
 def plan_loads(*, max_running: int, kv_capacity: int, max_model_len: int) -> tuple[ProfileLoad, ...]:
     """Loads over the running counts and contexts that the engine can hold, a third of them held out.
 
-    Arguments in trajectories, tokens, tokens. Raises UserError when there is hardly anything to vary.
+    Arguments in trajectories, tokens, tokens. Raises UserError if the engine is too small to vary the load.
     """
-    room = STEPS + 3  # each grows by one in the prefill's step, in each timed one and in one ahead of them
+    room = STEPS + 3  # each gains one token in the prefill step, in each timed step and in one before them
     longest = min(max_model_len, kv_capacity) - room
     if longest < 2 * SHORTEST or max_running < 2 or kv_capacity < 4 * (SHORTEST + room):
         raise UserError(
             f"an engine with {max_running} running trajectories, {kv_capacity} cached tokens and contexts of "
-            f"{max_model_len} tokens is too small to be profiled: it needs at least 2, "
+            f"{max_model_len} tokens is too small to profile: it needs at least 2, "
             f"{4 * (SHORTEST + room)} and {2 * SHORTEST + room}"
         )
     loads = []
@@ -135,8 +135,8 @@ def profile(
 ) -> Profile:
     """Measure an engine that does not end trajectories by itself within STEPS + 2 tokens.
 
-    `weights` are what it takes by `load_weights`; `clock` returns seconds; `progress` is called `repeats`
-    times per load. Raises UserError when the engine ends trajectories, cannot hold a load, or takes no time.
+    `weights` are passed to `load_weights`; `clock` returns seconds; `progress` is called `repeats` times per
+    load. Raises UserError if the engine ends trajectories, cannot hold a load, or takes no time.
     """
     pulls = []
     for version in range(repeats + 1):
@@ -144,7 +144,7 @@ def profile(
         engine.load_weights(weights, version, "keep_kv")
         pulls.append(clock() - began)
     ids = _ids()
-    # What is allocated once, or compiled on first use, is no cost of a step.
+    # Warm-up: one-time allocation and compilation are not part of a step's cost.
     _measure(engine, max(loads, key=lambda load: sum(load.lengths)), ids, clock, vocab_size)
     timed: list[list[_Timing]] = [[] for _ in loads]
     for repeat in range(repeats):
@@ -161,15 +161,15 @@ class _Timing:
     """One repeat of one load."""
 
     first_s: float
-    """The step in which all join."""
+    """Seconds of the step in which all join."""
     steps: tuple[StepPoint, ...]
-    """The others."""
+    """The timed steps."""
 
 
 def _measure(
     engine: Engine, load: ProfileLoad, ids: Iterator[str], clock: Callable[[], float], vocab_size: int
 ) -> _Timing:
-    """Decode the load for some steps, and take it out again."""
+    """Decode the load for some steps, then remove it."""
     held = [_trajectory(next(ids), length, vocab_size) for length in load.lengths]
     for trajectory in held:
         engine.add(trajectory)
@@ -184,8 +184,8 @@ def _measure(
             seconds = now.decode_seconds - before.decode_seconds
         if ended or now.running != len(held):
             raise UserError(
-                f"the engine was to decode {len(held)} trajectories of {sum(load.lengths)} tokens, and "
-                f"decodes {now.running} of them: it cannot be profiled"
+                f"the engine decodes only {now.running} of {len(held)} trajectories with "
+                f"{sum(load.lengths)} tokens in all, so it cannot be profiled"
             )
         if seconds <= 0:
             raise UserError("a step of the engine takes no time, so there is nothing to profile")
@@ -217,7 +217,7 @@ def _ids() -> Iterator[str]:
 
 
 def _trajectory(name: str, length: int, vocab_size: int) -> Trajectory:
-    """A prompt of so many tokens, and more budget than is decoded."""
+    """A trajectory with a prompt of `length` tokens and more budget than the measurement decodes."""
     tokens = tuple(i * 7919 % vocab_size for i in range(length))
     return Trajectory(
         trajectory_id=name,

@@ -1,8 +1,8 @@
 """The random number of a token: a pure function of (run seed, trajectory id, token position).
 
-Invariant: nothing else enters. Not the instance, not the batch, not the order of arrival; so a trajectory
-that is interrupted, moved and resumed draws the numbers that it would have drawn undisturbed, and the
-members of a group, having different ids, draw different ones.
+Invariant: it depends on nothing else, neither on the instance, nor the batch, nor the order of arrival. So a
+trajectory that is interrupted, moved and resumed draws the same numbers as an undisturbed one, and the
+members of a group draw different numbers because their ids differ.
 
 Mechanism: one hash per trajectory gives a 64-bit key; key and position go through splitmix64 (Steele,
 Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014), which numpy evaluates for a
@@ -33,7 +33,7 @@ def uniforms(keys: ArrayLike, positions: ArrayLike) -> NDArray[np.float64]:
     `keys` (uint64) and `positions` (non-negative) broadcast against each other; the result has their shape.
     """
     counter = np.atleast_1d(np.asarray(positions)).astype(np.uint64) + np.uint64(1)
-    # Arrays, not scalars: uint64 arrays wrap silently, as the algorithm wants, while scalars warn.
+    # Arrays, not scalars: uint64 arrays wrap silently, as the algorithm needs; scalars warn.
     mixed = np.atleast_1d(np.asarray(keys, dtype=np.uint64)) + counter * _GOLDEN
     mixed = (mixed ^ (mixed >> np.uint64(30))) * _MIX_1
     mixed = (mixed ^ (mixed >> np.uint64(27))) * _MIX_2

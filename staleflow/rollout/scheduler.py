@@ -1,17 +1,17 @@
-"""Who runs, who waits, who has to make room: the rules that all batching engines share.
+"""Admission and preemption: the rules shared by all batching engines.
 
 Invariants:
 
 - before a decode step, `sum(length + 1)` over the running trajectories is at most the KV capacity: the
-  tokens held and the one that each is about to gain;
-- waiting trajectories are admitted in the order of their arrival and none overtakes another, so that a
-  long one is not starved by short ones;
-- a running trajectory gives way (is *preempted*) only to older ones, keeps its tokens, and comes back
-  first; the oldest is never preempted, since alone it always fits, so decoding always goes on;
+  tokens held plus the one that each is about to gain;
+- waiting trajectories are admitted in the order of arrival and none overtakes another, so that short ones
+  cannot starve a long one;
+- a running trajectory is preempted only in favour of older ones, keeps its tokens, and returns first; the
+  oldest is never preempted, since it always fits alone, so decoding always progresses;
 - `max_model_len`, the trajectory's own budget and the KV capacity all bound its length; at the bound it
-  finishes with LENGTH, and one that arrives there already finishes at the next step without a token.
+  finishes with LENGTH, and one that arrives at its bound finishes at the next step without a new token.
 
-The scheduler knows lengths only; what a KV cache is made of is the engine's business.
+The scheduler knows only lengths; the engine owns the KV cache.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from staleflow.errors import EngineError
 
 
 class Generation:
-    """One trajectory while an engine holds it: what it came with and what it has gained since."""
+    """One trajectory while an engine holds it: its original state and the tokens gained since."""
 
     __slots__ = ("bound", "greedy", "log_probs", "order", "origin", "tokens", "versions")
 
     def __init__(self, trajectory: Trajectory, *, bound: int, order: int, greedy: bool = False) -> None:
         self.origin = trajectory
         self.greedy = greedy
-        """Takes the most likely token each time."""
+        """Always take the most likely token."""
         self.tokens: list[int] = [*trajectory.prompt.tokens, *trajectory.tokens.tolist()]
-        """Prompt and response ids, new ones included."""
+        """Prompt and response ids, including new ones."""
         self.log_probs: list[float] = []
-        """Of the new tokens only, as are `versions`."""
+        """Of the new tokens only, like `versions`."""
         self.versions: list[int] = []
         self.bound = bound
         """Length (prompt and response) at which it finishes with LENGTH."""
@@ -61,7 +61,7 @@ class Generation:
         return len(self.tokens) - len(self.origin.prompt.tokens)
 
     def append(self, token: int, log_prob: float, version: int) -> None:
-        """Take one generated token."""
+        """Append one generated token."""
         self.tokens.append(token)
         self.log_probs.append(log_prob)
         self.versions.append(version)
@@ -81,35 +81,35 @@ class Generation:
 def accepted(
     trajectory: Trajectory, *, kv_capacity: int, max_model_len: int, order: int, greedy: bool = False
 ) -> tuple[Generation, bool]:
-    """The trajectory as an engine of that size holds it, and whether its budget is used up already.
+    """The trajectory as an engine of that size holds it, and whether its budget is already used up.
 
-    Raises EngineError when it cannot ever be continued there.
+    Raises EngineError if such an engine can never continue it.
     """
     identity = trajectory.trajectory_id
     if trajectory.finish_reason is not None:
-        raise EngineError(f"trajectory {identity} has finished already ({trajectory.finish_reason})")
+        raise EngineError(f"trajectory {identity} has already finished ({trajectory.finish_reason})")
     if not trajectory.prompt.tokens:
         raise EngineError(f"trajectory {identity} has an empty prompt")
     allowed = min(max_model_len, len(trajectory.prompt.tokens) + trajectory.max_new_tokens)
     spent = trajectory.length >= allowed
     if not spent and trajectory.length + 1 > kv_capacity:
         raise EngineError(
-            f"trajectory {identity} has {trajectory.length} tokens and never fits "
-            f"a KV cache of {kv_capacity} tokens with one more"
+            f"trajectory {identity} has {trajectory.length} tokens and cannot gain one more "
+            f"in a KV cache of {kv_capacity} tokens"
         )
     return Generation(trajectory, bound=min(allowed, kv_capacity), order=order, greedy=greedy), spent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """What changes before one decode step."""
+    """Changes to apply before one decode step."""
 
     preempted: tuple[Generation, ...]
-    """Put back to waiting; their KV is to be dropped."""
+    """Moved back to waiting; drop their KV."""
     admitted: tuple[Generation, ...]
-    """Now running; their KV is to be built."""
+    """Now running; build their KV."""
     spent: tuple[Generation, ...]
-    """Arrived with no budget left; finished with LENGTH and forgotten."""
+    """Arrived without budget left; finished with LENGTH and forgotten."""
 
 
 class Scheduler:
@@ -141,7 +141,7 @@ class Scheduler:
 
     @property
     def waiting_count(self) -> int:
-        """Trajectories held that have no KV."""
+        """Trajectories held without KV."""
         return len(self._waiting) + len(self._spent)
 
     @property
@@ -151,11 +151,11 @@ class Scheduler:
 
     @property
     def held(self) -> Iterable[Generation]:
-        """Every trajectory here, in order of arrival."""
+        """All trajectories held, in order of arrival."""
         return self._held.values()
 
     def add(self, trajectory: Trajectory, *, greedy: bool = False) -> None:
-        """Queue a trajectory. Raises EngineError, changing nothing, when it cannot ever be continued here."""
+        """Queue a trajectory. Raises EngineError, changing nothing, if this engine can never continue it."""
         identity = trajectory.trajectory_id
         if identity in self._held:
             raise EngineError(f"trajectory {identity} is already in this engine")
@@ -171,12 +171,12 @@ class Scheduler:
         (self._spent if spent else self._waiting).append(generation)
 
     def schedule(self) -> Schedule:
-        """Make room for the next decode step, or fill the room there is."""
+        """Make room for the next decode step, or fill the free room."""
         spent, self._spent = tuple(self._spent), []
         for generation in spent:
             del self._held[generation.trajectory_id]
         preempted = self._make_room()
-        # A trajectory that was just put back would be the first to be admitted: there is no room for it.
+        # A trajectory just preempted would be admitted first, and it does not fit.
         admitted = () if preempted else self._fill()
         return Schedule(preempted=preempted, admitted=admitted, spent=spent)
 
@@ -198,14 +198,14 @@ class Scheduler:
             needed += self._waiting[0].length + 1
             if needed > self.kv_capacity:
                 break
-            # First come, first served, and the preempted return first: running stays oldest first.
+            # Admission is in order of arrival and the preempted return first: `running` stays oldest first.
             generation = self._waiting.popleft()
             self._running.append(generation)
             admitted.append(generation)
         return tuple(admitted)
 
     def remove(self, trajectory_ids: Iterable[str]) -> tuple[list[Generation], list[Generation]]:
-        """Forget trajectories. Returns (all that were here, those of them that were running)."""
+        """Forget trajectories. Returns (all that were held, those of them that were running)."""
         gone = [self._held.pop(i) for i in dict.fromkeys(trajectory_ids) if i in self._held]
         if not gone:
             return [], []

@@ -1,10 +1,11 @@
 """Scripted response lengths for the fake engine.
 
-Invariant: a length is a function of the trajectory (its id, and the turn it is in) and never of the
-instance, the batch or the moment, so that an interrupted trajectory ends where it would have ended.
+Invariant: a length depends only on the trajectory (its id and its turn), never on the instance, the batch or
+the time, so an interrupted trajectory ends where it would have ended undisturbed.
 
-A `Lengths` says how many tokens the trajectory generates in its present turn, the closing stop token
-included: turn 0 begins with the response, and each given segment (a tool's output, say) begins another.
+A `Lengths` returns the number of tokens that the trajectory generates in its current turn, including the
+closing stop token. Turn 0 begins with the response; each given segment (for example a tool's output) begins
+another turn.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from staleflow.data.trajectory import Trajectory
 from staleflow.rollout.randomness import trajectory_key, uniform
 
 Lengths = Callable[[Trajectory], int]
-"""Tokens generated in the present turn, at least 1; asked with the trajectory as it was added."""
+"""Tokens generated in the current turn, at least 1; called with the trajectory as it was added."""
 
 
 def fixed(tokens: int) -> Lengths:
-    """Every turn takes `tokens` tokens."""
+    """Every turn has `tokens` tokens."""
     return lambda trajectory: tokens
 
 
@@ -31,10 +32,10 @@ def evenly(low: int, high: int, *, seed: int) -> Lengths:
 
 
 def long_tailed(median: float, sigma: float, most: int, *, seed: int) -> Lengths:
-    """Lognormal with the given median and log-space deviation `sigma`, cut to 1 and `most`."""
+    """Lognormal with the given median and log-space deviation `sigma`, clipped to [1, `most`]."""
 
     def length(trajectory: Trajectory) -> int:
-        # The middle of a 2**-53 cell, since the quantile of 0 is infinite.
+        # Use the middle of a 2**-53 cell: the quantile of 0 is infinite.
         normal = NormalDist().inv_cdf(_draw(trajectory, seed) + 2.0**-54)
         return max(1, min(most, round(median * math.exp(sigma * normal))))
 
@@ -42,7 +43,7 @@ def long_tailed(median: float, sigma: float, most: int, *, seed: int) -> Lengths
 
 
 def turn_start(trajectory: Trajectory) -> int:
-    """Response position at which the present turn began: after the last given segment."""
+    """Response position at which the current turn began: after the last given segment."""
     generated_last = bool(trajectory.segments) and trajectory.segments[-1].generated
     return trajectory.response_len - (len(trajectory.segments[-1].tokens) if generated_last else 0)
 

@@ -1,8 +1,8 @@
-"""Pieces of weights by Ray's direct transport (NIXL), from memory to memory, past Ray's object store.
+"""Sends pieces of weights by Ray's direct transport (NIXL): from memory to memory, without the object store.
 
-NIXL is one-sided: the receiver reads the sender's registered memory, so what breaks on one side leaves the
-other alone. That is why it is taken, and not the collective transports (NCCL, GLOO): Ray kills both ends of a
-collective that breaks, and the sender serves all the other nodes.
+NIXL is one-sided: the receiver reads the sender's registered memory, so a failure on one side does not affect
+the other. The collective transports (NCCL, GLOO) are not used because Ray kills both ends of a collective
+that breaks, and the sender serves all the other nodes.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ TRANSPORT = "nixl"
 
 
 class Direct:
-    """Whether, and how, the direct transport works here."""
+    """Availability of the direct transport."""
 
     def installed(self) -> bool:
-        """The library is there; without it nothing else is asked."""
+        """Whether the library is installed."""
         return importlib.util.find_spec(TRANSPORT) is not None
 
     def works(self) -> bool:
-        """An agent starts in this process, which is an actor made with `enable_tensor_transport`."""
+        """Whether an agent starts in this process, an actor made with `enable_tensor_transport`."""
         from ray.experimental.rdt.nixl_tensor_transport import _nixl_transport_available_in_process
 
         return self.installed() and bool(_nixl_transport_available_in_process())
@@ -35,16 +35,16 @@ DIRECT = Direct()
 
 
 def put_piece(piece: NDArray[np.uint8], *, direct: bool) -> Any:
-    """A reference to a copy of a piece."""
+    """Ray reference to a copy of a piece."""
     if not direct:
         return ray.put(piece)
     import torch
 
-    # A copy: what NIXL reads must be memory that it may register, and must outlive the lease.
+    # Copy: NIXL must be able to register the memory it reads, and the memory must outlive the lease.
     return ray.put(torch.from_numpy(np.array(piece)), _tensor_transport=TRANSPORT)
 
 
 def as_array(piece: Any) -> NDArray[np.uint8]:
-    """What `ray.get` of such a reference gave."""
+    """The result of `ray.get` on such a reference, as an array."""
     array: NDArray[np.uint8] = piece if isinstance(piece, np.ndarray) else piece.numpy()
     return array

@@ -1,10 +1,10 @@
-"""Which holder has the weights on which node: the parameter server of a run on several nodes.
+"""Maps each node to its weight holder: the parameter server of a run on several nodes.
 
 Invariants:
 
-- a node gets a holder when a process there first asks for one, and another when that one has died; so a node
-  that comes back or joins has the newest version as soon as anybody there wants it;
-- no node waits for another: a push is told to all holders and nobody is waited for.
+- a node gets a holder when one of its processes first asks for one, and a new one when that has died; so a
+  node that joins or returns has the newest version as soon as one of its processes needs it;
+- no node waits for another: a push is announced to all holders without waiting for any.
 
 ::
 
@@ -12,7 +12,7 @@ Invariants:
                                ^ pieces, each at its own pace                                 |
                                +--------------------------------------------------------------+
 
-The directory is an actor of its own and knows where weights are, never the weights.
+The directory is a separate actor. It knows where weights are and never handles the weights themselves.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from staleflow.servers.nodes import NodeHandle
 from staleflow.servers.shared_memory import SharedMemoryHandle
 
 START_LIMIT_S = 120.0
-"""A holder starts in seconds (with the direct transport it loads torch), on a crowded machine in more."""
+"""A holder starts in seconds (with the direct transport it loads torch); a busy machine needs longer."""
 LIFE_LIMIT_S = 10.0
-"""How long a holder may take to give a sign of life."""
+"""A holder must answer a liveness check within this time."""
 CLOSE_LIMIT_S = 3.0
 
 Transport = Literal["auto", "object_store", "device"]
 
 DIRECTORY_GROUPS = {"life": 1, "stores": 32}
-"""Threads of the directory, by group of calls."""
+"""Threads of the directory, by concurrency group."""
 
 _log = logging.getLogger(__name__)
 
@@ -54,22 +54,22 @@ class _Holder:
     actor: Any
     up: HolderUp
     follows: bool = False
-    """It has been told the source."""
-    told: Any = None
-    """The last call that told it of a version."""
+    """It knows its source and keeps up with it."""
+    announcement: Any = None
+    """The last call that announced a version to it."""
 
 
 class WeightDirectory:
     """See the module. A Ray actor with `DIRECTORY_GROUPS`."""
 
     def __init__(self, log_as: Callable[[str], None] | None = None) -> None:
-        """`log_as(part)` begins the log of a holder's process. Picklable."""
+        """`log_as(part)` opens the log of a holder's process. Picklable."""
         self._log_as = log_as
 
     def start(
         self, run_name: str, directory: str | None, *, transport: Transport, piece_bytes: int
     ) -> NodeHandle:
-        """Returns how the other processes connect. Raises ConfigError when `transport` cannot work."""
+        """Returns the handle for other processes. Raises ConfigError if `transport` cannot work."""
         if transport == "device" and not DIRECT.installed():
             raise ConfigError(
                 "cluster.transport is device, which needs the package nixl on every node: install it, or set "
@@ -88,14 +88,15 @@ class WeightDirectory:
 
     @ray.method(concurrency_group="life")
     def live(self, wait_s: float) -> None:
-        """A sign of life after a while."""
+        """Liveness check: returns after `wait_s`."""
         time.sleep(wait_s)
 
     @ray.method(concurrency_group="stores")
     def store(self, node: str, *, source: bool = False) -> tuple[SharedMemoryHandle, Any]:
-        """The store of a node and its holder, made now if there is none. `source`: it is pushed to there.
+        """The store of a node and its holder, created if missing. `source`: the trainer pushes on this node.
 
-        Raises ConfigError when the node's shared memory cannot be used, TransportError when no holder starts.
+        Raises ConfigError if the node's shared memory cannot be used, TransportError if the holder does not
+        start.
         """
         with self._all:
             lock = self._locks[node]
@@ -113,17 +114,17 @@ class WeightDirectory:
 
     @ray.method(concurrency_group="stores")
     def pushed(self, version: int) -> None:
-        """The source has `version`; whoever is dead is forgotten."""
+        """Announce `version` of the source to all holders, and forget the dead ones."""
         with self._all:
             for node, holder in list(self._holders.items()):
-                if node != self._source and _has_died(holder.told):
-                    _log.warning("the weights' holder on node %s is gone", node)
+                if node != self._source and _has_died(holder.announcement):
+                    _log.warning("the weight holder on node %s has died", node)
                     del self._holders[node]
                 else:
-                    holder.told = holder.actor.tell.remote(version)
+                    holder.announcement = holder.actor.tell.remote(version)
 
     def close(self) -> None:
-        """Remove the stores of all nodes that answer; the others go with their processes."""
+        """Remove the stores of all nodes that answer; the others end with their processes."""
         with self._all:
             closing = [holder.actor.close.remote() for holder in self._holders.values()]
         if closing:
@@ -163,7 +164,7 @@ class WeightDirectory:
             ray.kill(actor)
             if isinstance(error, ConfigError):
                 raise
-            raise TransportError(f"no store for weights starts on node {node}: {error}") from error
+            raise TransportError(f"the weight holder on node {node} did not start: {error}") from error
         _log.info("weights on node %s: %s", node, up.handle.folder)
         return _Holder(actor, up)
 
@@ -183,12 +184,12 @@ class WeightDirectory:
         direct = source.up.direct and holder.up.direct
         holder.actor.follow.remote(source.actor, direct)
         _log.info(
-            "weights to node %s go by %s", node, "direct transport (nixl)" if direct else "Ray's object store"
+            "weights reach node %s by %s", node, "direct transport (nixl)" if direct else "Ray's object store"
         )
 
 
 def _lives(actor: Any, *, patient: bool) -> bool:
-    """`patient`: one that is only slow lives. For the source, whose store the trainer goes on pushing to."""
+    """Whether a holder lives. `patient`: a slow one counts as alive, for the source that the trainer uses."""
     try:
         ray.get(actor.live.remote(), timeout=LIFE_LIMIT_S)
     except GetTimeoutError:
@@ -199,7 +200,7 @@ def _lives(actor: Any, *, patient: bool) -> bool:
 
 
 def _has_died(call: Any) -> bool:
-    """A call that came back with the death of its actor."""
+    """Whether `call` has ended because its actor died."""
     if call is None:
         return False
     ready, _ = ray.wait([call], timeout=0)

@@ -2,10 +2,10 @@
 
 Invariants:
 
-- the lock belongs to one open file description of one process: a descriptor is closed on exec and, by a
+- the lock belongs to one open file description of one process: its descriptor is closed on exec and, by a
   fork hook, in forked children, so no child can keep a dead process's lock;
-- the kernel releases it when the process ends in whatever way, SIGKILL included;
-- taking one never waits.
+- the kernel releases it when the process ends in any way, SIGKILL included;
+- acquiring a lock never waits.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ _held: weakref.WeakSet[FileLock] = weakref.WeakSet()
 
 
 class FileLock:
-    """A lock that was taken; see `try_lock`."""
+    """An acquired lock; see `try_lock`."""
 
     def __init__(self, descriptor: int) -> None:
-        # Closing is the release. LOCK_UN would also unlock for the parent when called in a forked child.
+        # Release by closing: LOCK_UN in a forked child would also release the parent's lock.
         self._close = weakref.finalize(self, os.close, descriptor)
         self.descriptor = descriptor
         _held.add(self)
 
     def release(self) -> None:
-        """Give the lock back. May be called twice."""
+        """Release the lock. May be called twice."""
         self._close()
 
 
 def try_lock(path: Path, *, exclusive: bool, create: bool = False) -> FileLock | None:
-    """Lock the file or folder at `path`, or return None when others hold it in a conflicting mode.
+    """Lock the file or folder at `path`, or return None if it is held in a conflicting mode.
 
-    `create` makes an empty file where there is none. Raises OSError when it cannot be opened.
+    `create`: create an empty file if it is missing. Raises OSError if it cannot be opened.
     """
     flags = (os.O_RDWR | os.O_CREAT if create else os.O_RDONLY) | os.O_CLOEXEC
     descriptor = os.open(path, flags, 0o600)

@@ -1,14 +1,14 @@
-"""The weights on one node: a store in its shared memory, and an actor that keeps it at the newest version.
+"""The weights on one node: a store in shared memory, and an actor that keeps it at the newest version.
 
 Invariants:
 
-- processes of a node read its store and nothing else, so each version comes to a node once, however many
-  instances are there;
-- the node where the trainer pushes is the source of all others; a holder there only sends;
-- a transfer that fails is tried again, after a rest, for as long as there is something newer; meanwhile the
-  store shows the old version;
-- between nodes pieces travel as objects of Ray, by its object store or by one of its direct transports. They
-  are in the sender's store at most `KEPT_PIECES` at a time, and `AHEAD` on their way to each receiver.
+- processes of a node read only its store, so each version reaches a node once, however many instances run
+  there;
+- the node where the trainer pushes is the source of all others; its holder only sends;
+- a failed transfer is retried, after a pause, as long as a newer version exists; meanwhile the store keeps
+  the old version;
+- between nodes, pieces travel as Ray objects, by its object store or a direct transport. The sender's store
+  keeps at most `KEPT_PIECES` of them, and at most `AHEAD` are on their way to each receiver.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ from staleflow.servers.shared_memory import SharedMemoryHandle, SharedMemoryTran
 from staleflow.servers.shared_memory_reader import SharedMemoryLease
 
 KEPT_PIECES = 4
-"""Pieces that the sender keeps for the receivers that come to them a little later."""
+"""Pieces that the sender keeps for receivers that ask for them slightly later."""
 AHEAD = 2
-"""Pieces that a receiver asks for ahead: one is copied while the next is on its way."""
+"""Pieces that a receiver requests ahead: it copies one while the next is on its way."""
 ANSWER_LIMIT_S = 60.0
-"""A sender that does not answer for this long is unreachable; a piece takes a fraction of a second."""
+"""A sender that does not answer within this time is unreachable; a piece takes a fraction of a second."""
 LEAST_REST_S, MOST_REST_S = 0.5, 10.0
-"""Between two tries; twice as long after each failure."""
+"""Bounds on the pause between two attempts; it doubles with each failure."""
 
 HOLDER_GROUPS = {"serve": 1, "life": 1, "tell": 1, "older": 1}
-"""Threads of a holder, by group of calls."""
+"""Threads of a holder, by concurrency group."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HolderUp:
-    """A holder is there."""
+    """A holder has started."""
 
     handle: SharedMemoryHandle
     direct: bool
-    """Its process can use the direct transport."""
+    """Whether its process can use the direct transport."""
 
 
 class WeightHolder:
@@ -69,7 +69,7 @@ class WeightHolder:
         probe_direct: bool,
         log_as: Callable[[str], None] | None = None,
     ) -> HolderUp:
-        """Make the store. Raises ConfigError when its folder cannot be used."""
+        """Create the store. Raises ConfigError if its folder cannot be used."""
         if log_as is not None:
             log_as(f"weights-{node[:8]}")
         options: dict[str, Any] = {} if directory is None else {"directory": directory}
@@ -80,7 +80,7 @@ class WeightHolder:
         self._sender = Sender(self._handle.subscriber(), piece_bytes=piece_bytes, clock=time.monotonic)
         self._sent: OrderedDict[tuple[int, int, bool], Any] = OrderedDict()
         self._news = threading.Condition()
-        self._told: int = -1
+        self._announced: int = -1
         self._closed = False
         self._storing = threading.Lock()
         self._receiver: Receiver | None = None
@@ -88,7 +88,7 @@ class WeightHolder:
         return HolderUp(handle=self._handle, direct=probe_direct and DIRECT.works())
 
     def follow(self, source: Any, direct: bool) -> None:
-        """Keep the store at the newest version of the holder `source`, from now on."""
+        """From now on, keep the store at the newest version of the holder `source`."""
         if self._receiver is not None:
             return
         self._receiver = Receiver(self._node, RaySender(source, direct), self._handle.publisher())
@@ -96,14 +96,14 @@ class WeightHolder:
 
     @ray.method(concurrency_group="tell")
     def tell(self, version: int) -> None:
-        """The source has `version` now."""
+        """Announce that the source has `version`."""
         with self._news:
-            self._told = max(self._told, version)
+            self._announced = max(self._announced, version)
             self._news.notify()
 
     @ray.method(concurrency_group="life")
     def live(self) -> None:
-        """A sign of life."""
+        """Liveness check."""
 
     def close(self) -> None:
         """Remove the store."""
@@ -112,7 +112,7 @@ class WeightHolder:
             self._news.notify()
         self._transport.close()
 
-    # ------------------------------------------------------------------ as a sender
+    # ------------------------------------------------------------------ sending
 
     @ray.method(concurrency_group="serve")
     def open(self, reader: str, version: int | None) -> Offer:
@@ -121,7 +121,7 @@ class WeightHolder:
 
     @ray.method(concurrency_group="serve")
     def piece(self, ticket: str, index: int, direct: bool) -> list[Any]:
-        """A reference to a piece, in a list, so that Ray passes it on as one."""
+        """A reference to a piece, in a list, so that Ray does not resolve it."""
         version, piece = self._sender.piece(ticket, index)
         key = (version, index, direct)
         if key not in self._sent:
@@ -137,16 +137,18 @@ class WeightHolder:
         if self._sender.is_idle:
             self._sent.clear()
 
-    # ------------------------------------------------------------------ as a receiver
+    # ------------------------------------------------------------------ receiving
 
     @ray.method(concurrency_group="older")
     def bring(self, version: int) -> None:
-        """Have a version here that the source holds, until `let_go`; a newer one may be here as well.
+        """Fetch a version that the source still has and keep it until `let_go`, beside any newer one.
 
-        Raises TransportError when the transfer breaks or the source has that version no longer.
+        Raises TransportError if the transfer breaks or the source no longer has that version.
         """
         if self._receiver is None:
-            raise TransportError(f"weight version {version} is not here, and there is no source to ask")
+            raise TransportError(
+                f"weight version {version} is not on this node, and the node has no source to fetch it from"
+            )
         with self._storing:
             newest = self._subscriber.newest()
             if newest is None or newest < version:
@@ -158,7 +160,7 @@ class WeightHolder:
 
     @ray.method(concurrency_group="older")
     def let_go(self, version: int) -> None:
-        """What `bring` brought has its own lease now, or is not needed."""
+        """Release a version kept by `bring`: the caller has its own lease, or does not need it."""
         lease = self._older.pop(version, None)
         if lease is not None:
             lease.release()
@@ -166,10 +168,10 @@ class WeightHolder:
     def _keep_up(self) -> None:
         assert self._receiver is not None
         rest_s = LEAST_REST_S
-        known = -1  # the first transfer is made untold: the source may have had weights for long
+        known = -1  # the first transfer waits for no announcement: the source may already have weights
         while True:
             with self._news:
-                while not self._closed and known >= self._told and known >= 0:
+                while not self._closed and known >= self._announced and known >= 0:
                     self._news.wait()
                 if self._closed:
                     return
@@ -177,15 +179,15 @@ class WeightHolder:
                 with self._storing:
                     known = self._receiver.bring_newest(self._subscriber.newest())
                 rest_s = LEAST_REST_S
-            except Exception as error:  # whatever it is: without this thread the node would stay behind
-                _log.warning("weights did not come to node %s: %r", self._node, error)
+            except Exception as error:  # catch all: without this thread the node would stay behind
+                _log.warning("weights did not reach node %s: %r", self._node, error)
                 with self._news:
                     self._news.wait(rest_s)
                 rest_s = min(2 * rest_s, MOST_REST_S)
 
 
 class RaySender:
-    """A holder elsewhere as a `replication.RemoteSender`."""
+    """The holder of another node as a `replication.RemoteSender`."""
 
     def __init__(self, holder: Any, direct: bool) -> None:
         self._holder = holder
@@ -219,5 +221,5 @@ class RaySender:
             raise TransportError(f"the sender failed: {error.cause!r}") from error
         except RayError as error:
             raise TransportError(
-                f"the sender is gone or cannot be reached: {type(error).__name__}"
+                f"the sender has died or cannot be reached: {type(error).__name__}"
             ) from error

@@ -1,7 +1,7 @@
-"""The transport inside one process, for the inline runtime: the same interface, plain copies.
+"""The transport within one process, for the inline runtime: same interface, plain copies.
 
-Invariant: a leased version is made of arrays of its own that no push touches; it lives as long as it is the
-newest or a lease refers to it.
+Invariant: a leased version consists of its own arrays, which no push changes; it is kept while it is the
+newest or has a lease.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class MemoryTransport:
     """Storage, handle, publisher and subscriber in one: in one process they need no connection."""
 
     def __init__(self, *, run_name: str = "run", expected_bytes: int | None = None) -> None:
-        """The arguments are those of every transport; there is nothing to name or to look for here."""
+        """Takes the arguments common to all transports, and ignores them."""
         self._versions: dict[int, Tensors] = {}
         self._leases: dict[int, int] = {}
         self._newest: int | None = None
@@ -51,7 +51,7 @@ class MemoryTransport:
         copies = {name: _frozen_copy(tensor) for name, tensor in tensors.items()}
         layout = SegmentLayout.of(copies)
         if self._layout is not None and (difference := self._layout.difference(layout)):
-            raise TransportError(f"weight version {version} does not fit the first push: {difference}")
+            raise TransportError(f"weight version {version} does not match the first push: {difference}")
         self._layout = layout
         self._versions[version] = MappingProxyType(copies)
         self._newest = version
@@ -77,10 +77,10 @@ class MemoryTransport:
         return self.lease(version)
 
     def close(self) -> None:
-        """Nothing outlives the process, so there is nothing to remove."""
+        """Does nothing: the storage ends with the process."""
 
     def released(self, version: int) -> None:
-        """A lease on `version` ended."""
+        """Note that a lease on `version` ended."""
         self._leases[version] -= 1
         self._drop_unused()
 

@@ -1,8 +1,8 @@
-"""The parameter server on several nodes, as publisher and subscribers see it.
+"""Publisher and subscribers of a parameter server on several nodes.
 
-Every process works with the store in the shared memory of its own node (`holder`), which it finds by the
-directory. `NodeHandle.here` is that store alone: whoever has it needs no connection to Ray, so it can be
-given to child processes.
+Every process uses the store in the shared memory of its own node (`holder`), which it finds through the
+directory. `NodeHandle.here` is that store alone: it works without a connection to Ray, so it can be passed to
+child processes.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from staleflow.servers.shared_memory_reader import SharedMemoryLease, SharedMemo
 from staleflow.servers.transport import Tensors
 
 FIND_LIMIT_S = 150.0
-"""For a node's first process, which waits until the holder is up."""
+"""For the first process of a node, which waits until the holder is up."""
 FIND_AGAIN_LIMIT_S = 15.0
-"""For an instance whose holder has died: it does not decode while it waits for another."""
+"""For an instance whose holder has died: it does not decode while it waits for a new one."""
 BRING_LIMIT_S = 600.0
-"""For a version that evaluation wants and that comes from another node; a whole model may be slow."""
+"""For a version that evaluation fetches from another node; a whole model may take long."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeHandle:
-    """The directory of the stores; picklable within Ray."""
+    """Handle of the directory of the stores; picklable within Ray."""
 
     directory: Any
     """Handle of the actor `WeightDirectory`."""
@@ -38,7 +38,7 @@ class NodeHandle:
         return NodePublisher(self.directory)
 
     def subscriber(self) -> NodeSubscriber:
-        """See `transport.Handle`. It connects when it is first used."""
+        """See `transport.Handle`. It connects on first use."""
         return NodeSubscriber(self.directory)
 
     def here(self) -> SharedMemoryHandle:
@@ -54,7 +54,7 @@ class NodePublisher:
         self._local = _store_here(directory, source=True)[0].publisher()
 
     def push(self, version: int, tensors: Tensors) -> None:
-        """See `transport.Publisher`. Other nodes have the version somewhat later."""
+        """See `transport.Publisher`. The version reaches other nodes somewhat later."""
         self._local.push(version, tensors)
         self._directory.pushed.remote(version)
 
@@ -68,7 +68,7 @@ class NodePublisher:
 
 
 class NodeSubscriber:
-    """Reads this node's store. One whose holder has died is looked for anew."""
+    """Reads this node's store, and finds the new one if its holder has died."""
 
     def __init__(self, directory: Any) -> None:
         self._directory = directory
@@ -77,7 +77,7 @@ class NodeSubscriber:
         self._limit_s = FIND_LIMIT_S
 
     def newest(self) -> int | None:
-        """See `transport.Subscriber`: the newest that is whole on this node."""
+        """See `transport.Subscriber`: the newest version that is complete on this node."""
         try:
             return self._connected().newest()
         except TransportError:
@@ -85,11 +85,11 @@ class NodeSubscriber:
             raise
 
     def lease(self, version: int | None = None) -> SharedMemoryLease:
-        """See `transport.Subscriber`. A version that the publisher holds is fetched, if it is not here."""
+        """See `transport.Subscriber`. Fetches a version that the publisher holds and this node lacks."""
         try:
             newest = self.newest()
         except TransportError:
-            newest = self.newest()  # of the holder that has taken the place of a dead one
+            newest = self.newest()  # of the holder that has replaced a dead one
         local = self._connected()
         if version is None or newest == version:
             return local.lease(version)
@@ -107,7 +107,7 @@ class NodeSubscriber:
         try:
             _ask(holder.bring.remote(version), BRING_LIMIT_S)
             return local.lease(version)
-        finally:  # also of what comes when nobody waits for it any more
+        finally:  # also after a timeout, for a version that arrives later
             holder.let_go.remote(version)
 
     def _connected(self) -> SharedMemorySubscriber:

@@ -1,13 +1,13 @@
-"""A weight version goes from one node's store to another's: piece by piece, at the receiver's own pace.
+"""Copies a weight version from one node's store to another's: piece by piece, at the receiver's pace.
 
 Invariants:
 
-- the receiver asks, the sender answers: a sender waits for nobody, so a receiver that is slow or dead
-  costs the others and the pushes nothing but one pinned segment;
-- all pieces of a transfer are of one version, which the sender pins for as long as its ticket is good;
-- a version becomes the newest of a node only when it is there as a whole; a transfer that breaks leaves the
-  node as it was, and the next one starts anew with what is newest then;
-- memory: a segment on either side, and the pieces under way, whose number the two sides limit.
+- the receiver asks, the sender answers: a sender never waits, so a receiver that is slow or dead costs other
+  receivers and pushes only one pinned segment;
+- all pieces of a transfer belong to one version, which the sender pins as long as the ticket is valid;
+- a version becomes the newest of a node only when it is complete; a transfer that breaks leaves the node
+  unchanged, and the next one starts again with the newest version at that time;
+- memory: one segment on either side, and the pieces on their way, whose number both sides limit.
 
 ::
 
@@ -30,34 +30,34 @@ from staleflow.servers.shared_memory_reader import SharedMemoryLease, SharedMemo
 from staleflow.servers.shared_memory_writer import SharedMemoryPublisher
 
 TICKET_LIMIT_S = 120.0
-"""A transfer of which nothing is heard for this long is over: its node is dead, or may as well be."""
+"""A transfer without a request for this long is over: its node is presumed dead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """What a sender will send under a ticket."""
+    """Description of the data that a sender will send under a ticket."""
 
     ticket: str
     version: int
     manifest: bytes
-    """Of the segment, see `segment.SegmentLayout`."""
+    """Manifest of the segment, see `segment.SegmentLayout`."""
     piece_bytes: int
     pieces: int
 
 
 class RemoteSender(Protocol):
-    """A `Sender` as a receiver reaches it. Everything raises TransportError when it does not get through."""
+    """A receiver's access to a `Sender`. Every call raises TransportError if the sender cannot be reached."""
 
     def open(self, reader: str, version: int | None) -> Offer:
         """See `Sender`."""
         ...
 
     def pieces(self, offer: Offer) -> Iterator[NDArray[np.uint8]]:
-        """The pieces in order; each is gone when the next is asked for."""
+        """The pieces in order; each is valid until the next is requested."""
         ...
 
     def done(self, ticket: str) -> None:
-        """See `Sender`; nothing is waited for."""
+        """See `Sender`; does not wait."""
         ...
 
 
@@ -68,7 +68,7 @@ class _Ticket:
 
 
 class Sender:
-    """Pins a version for each reader and cuts it into pieces. One reader has one transfer at a time."""
+    """Pins a version for each reader and cuts it into pieces. Each reader has one transfer at a time."""
 
     def __init__(
         self, subscriber: SharedMemorySubscriber, *, piece_bytes: int, clock: Callable[[], float]
@@ -81,13 +81,13 @@ class Sender:
 
     @property
     def is_idle(self) -> bool:
-        """No transfer is under way."""
+        """True if no transfer is under way."""
         return not self._tickets
 
     def open(self, reader: str, version: int | None) -> Offer:
-        """Begin a transfer of `version` (None: the newest); what the reader had open before is over.
+        """Begin a transfer of `version` (None: the newest) and end the reader's earlier transfer.
 
-        Raises TransportError when that version is not here.
+        Raises TransportError if that version is not in the store.
         """
         now = self._clock()
         over = [
@@ -111,7 +111,7 @@ class Sender:
         )
 
     def piece(self, ticket: str, index: int) -> tuple[int, NDArray[np.uint8]]:
-        """Version and bytes of one piece. Raises TransportError when the ticket is no good any more."""
+        """Version and bytes of one piece. Raises TransportError if the ticket is no longer valid."""
         held = self._tickets.get(ticket)
         if held is None:
             raise TransportError(f"the transfer {ticket} is over")
@@ -120,25 +120,25 @@ class Sender:
         return held.lease.version, held.lease.payload[start : start + self._piece_bytes]
 
     def done(self, ticket: str) -> None:
-        """Let the version go. A ticket that is over already is no error."""
+        """Release the version. Does nothing for a ticket that is already over."""
         held = self._tickets.pop(ticket, None)
         if held is not None:
             held.lease.release()
 
 
 class Receiver:
-    """Brings versions from a sender into the store of this node, whose only publisher it has."""
+    """Copies versions from a sender into the store of this node, as its only publisher."""
 
     def __init__(self, reader: str, sender: RemoteSender, store: SharedMemoryPublisher) -> None:
-        """`reader` names this node to the sender."""
+        """`reader` identifies this node to the sender."""
         self._reader = reader
         self._sender = sender
         self._store = store
 
     def bring_newest(self, known: int | None) -> int:
-        """Have the sender's newest version here, if that is above `known`. Returns the newest one here.
+        """Fetch the sender's newest version if it is above `known`. Returns the newest version of this node.
 
-        Raises TransportError when the transfer breaks; everything here is then as it was.
+        Raises TransportError if the transfer breaks; the store is then unchanged.
         """
         offer = self._sender.open(self._reader, None)
         try:
@@ -150,9 +150,9 @@ class Receiver:
             self._sender.done(offer.ticket)
 
     def bring_older(self, version: int) -> SharedMemoryLease:
-        """Have a version that the sender still holds here too, until the lease is released.
+        """Fetch a version that the sender still holds, and keep it until the lease is released.
 
-        Raises TransportError as `bring_newest` does.
+        Raises TransportError like `bring_newest`.
         """
         offer = self._sender.open(self._reader, version)
         try:
@@ -168,6 +168,6 @@ class Receiver:
                 payload[end : end + piece.nbytes] = piece
                 end += piece.nbytes
             if end != payload.nbytes:
-                raise TransportError(f"{end} of {payload.nbytes} bytes came")
+                raise TransportError(f"only {end} of {payload.nbytes} bytes arrived")
 
         return fill

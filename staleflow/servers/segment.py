@@ -2,12 +2,12 @@
 
 Invariants:
 
-- whoever writes holds the exclusive lock, whoever reads holds a shared one (`file_lock`);
-- the header's version is INCOMPLETE from before the first byte of payload changes until after the last one
-  has, so that a writer killed in between leaves a segment that no reader takes;
+- a writer holds the exclusive lock, a reader a shared one (`file_lock`);
+- the header's version is INCOMPLETE from before the first payload byte changes until after the last one has
+  changed, so no reader accepts a segment whose writer was killed in between;
 - a segment's size and manifest never change once it has its final name;
-- writing goes through the tensors once, in their own order, and keeps none of them: they may be made one by
-  one, while they are written.
+- a write iterates over the tensors once, in their own order, and keeps none of them, so they may be produced
+  one by one.
 
 ::
 
@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from staleflow.errors import TransportError
 
 INCOMPLETE = -1
-"""Header version of a segment whose payload is not whole."""
+"""Header version of a segment whose payload is incomplete."""
 
 _MAGIC = b"SFWEIGH2"
 _HEADER = struct.Struct("<8sqQQQ")
@@ -48,7 +48,7 @@ _TENSOR_ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSpec:
-    """Where one tensor lies."""
+    """Location and type of one tensor."""
 
     name: str
     dtype: str
@@ -67,14 +67,14 @@ class SegmentLayout:
 
     @staticmethod
     def of(tensors: Mapping[str, NDArray[Any]]) -> SegmentLayout:
-        """Lay tensors out one after the other. Raises TransportError for types that have no plain bytes."""
+        """Lay tensors out one after the other. Raises TransportError for types without plain bytes."""
         layout = SegmentLayout((), 0)
         for name, tensor in tensors.items():
             layout = layout.with_tensor(name, tensor)
         return layout
 
     def with_tensor(self, name: str, tensor: NDArray[Any]) -> SegmentLayout:
-        """This layout and one tensor behind it. Raises TransportError when its type has no plain bytes."""
+        """This layout and one more tensor. Raises TransportError if its type has no plain bytes."""
         if tensor.dtype.kind not in "biufc":
             raise TransportError(
                 f"tensor {name!r} has type {tensor.dtype}, which cannot be pushed; push a view of it as a"
@@ -109,7 +109,7 @@ class SegmentLayout:
         return PAYLOAD_OFFSET + _round_up(self.payload_bytes, _TENSOR_ALIGNMENT)
 
     def difference(self, other: SegmentLayout) -> str:
-        """A tensor in which `other` is not like this layout, for a message; empty if all are alike.
+        """The first tensor in which `other` differs from this layout, for a message; empty if none differs.
 
         The order does not matter: a segment is written by name.
         """
@@ -122,24 +122,24 @@ class SegmentLayout:
 
 
 class Draft:
-    """A segment file that grows tensor by tensor: the first of a run, whose layout is not known before.
+    """A segment file that grows tensor by tensor: the first of a run, whose layout is not known in advance.
 
-    Raises OSError (ENOSPC) where memory runs out, instead of a bus error later.
+    Raises OSError (ENOSPC) if memory runs out, to avoid a bus error later.
     """
 
     def __init__(self, path: Path) -> None:
-        """Create the file, in the place of one that a writer left unfinished."""
+        """Create the file, replacing one that a writer left unfinished."""
         self.path = path
         self.layout = SegmentLayout((), 0)
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
 
     def reserve(self, layout: SegmentLayout) -> None:
-        """Take the memory of a known layout, its payload to be written later."""
+        """Allocate the memory of a known layout; the payload is written later."""
         self.layout = layout
         os.posix_fallocate(self._descriptor, 0, layout.file_bytes)
 
     def append(self, name: str, tensor: NDArray[Any]) -> None:
-        """Write one tensor behind the others."""
+        """Write one tensor after the others."""
         self.layout = self.layout.with_tensor(name, tensor)
         self._write(PAYLOAD_OFFSET + self.layout.specs[-1].offset, np.ascontiguousarray(tensor))
 
@@ -160,20 +160,20 @@ class Draft:
         left = array.reshape(-1).view(np.uint8).data
         if left.nbytes:
             os.posix_fallocate(self._descriptor, offset, left.nbytes)
-        while left.nbytes:  # one call writes 2 GB at most
+        while left.nbytes:  # one call writes at most 2 GB
             written = os.pwrite(self._descriptor, left, offset)
             left, offset = left[written:], offset + written
 
 
 class WeightSegment:
-    """A mapped segment file. The caller holds the lock that its use needs."""
+    """A mapped segment file. The caller must hold the lock."""
 
     def __init__(self, path: Path, *, writable: bool = False) -> None:
-        """Map an existing segment. Raises OSError, or TransportError when it is no segment."""
+        """Map an existing segment. Raises OSError, or TransportError if the file is not a segment."""
         self.path = path
         descriptor = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
         try:
-            # Page tables are filled here once, so that no copy pays for first touches.
+            # Fill the page tables once here, so that no copy pays for first touches.
             self._map = mmap.mmap(
                 descriptor,
                 0,
@@ -193,26 +193,26 @@ class WeightSegment:
         self.payload: NDArray[np.uint8] = np.ndarray(
             self.layout.payload_bytes, np.uint8, self._map, PAYLOAD_OFFSET
         )
-        """All tensors as they lie, for a copy of the whole."""
+        """All tensors as raw bytes, to copy the whole segment."""
 
     @property
     def version(self) -> int:
-        """Version in the header, INCOMPLETE while being written."""
+        """Version in the header; INCOMPLETE during a write."""
         return int(_HEADER.unpack_from(self._map)[1])
 
     @property
     def sequence(self) -> int:
-        """How many pushes the run had seen with this one."""
+        """Number of pushes of the run up to and including this one."""
         return int(_HEADER.unpack_from(self._map)[2])
 
     def begin(self, sequence: int) -> None:
-        """The payload is about to change. The exclusive lock must be held."""
+        """Mark the payload as incomplete before it changes. The exclusive lock must be held."""
         struct.pack_into("<qQ", self._map, _VERSION_OFFSET, INCOMPLETE, sequence)
 
     def write(self, tensors: Mapping[str, NDArray[Any]]) -> None:
         """Replace the payload, between `begin` and `commit`.
 
-        Raises TransportError, leaving a payload of no version, when the tensors are not those of the layout.
+        Raises TransportError, leaving the payload incomplete, if the tensors do not match the layout.
         """
         missing = {spec.name: (spec.dtype, spec.shape) for spec in self.layout.specs}
         for name, tensor in tensors.items():
@@ -225,13 +225,13 @@ class WeightSegment:
             raise TransportError(f"tensor {name!r} was {was} and is absent")
 
     def commit(self, version: int) -> None:
-        """The payload is whole, and `version`."""
+        """Mark the payload as complete, with `version`."""
         struct.pack_into("<q", self._map, _VERSION_OFFSET, version)
 
     def close(self) -> None:
-        """Unmap as soon as no view is used any more."""
+        """Unmap as soon as no view is in use."""
         self.views, self.payload = {}, np.empty(0, np.uint8)
-        with contextlib.suppress(BufferError):  # a lease shows views; the mapping goes with the last of them
+        with contextlib.suppress(BufferError):  # leases hold views; the mapping ends with the last of them
             self._map.close()
 
 

@@ -1,13 +1,13 @@
-"""The transport of one node: weights in files of a shared-memory folder, mapped by every process.
+"""The transport on one node: weights in files of a shared-memory folder, mapped by every process.
 
 Invariants:
 
-- the newest pointer names a segment whose payload is whole; it is replaced atomically (rename), after the
-  payload is complete, and its segment is never written again before a newer one has been published;
-- a segment is written only under its exclusive lock, read only under a shared one, and neither is ever
-  waited for: a writer that gets no segment allocates one, a reader that loses a race reads the pointer again;
+- the newest pointer names a segment whose payload is complete; it is replaced atomically (rename) after the
+  payload is complete, and its segment is not written again before a newer one has been published;
+- a segment is written only under its exclusive lock and read only under a shared one, without waiting for
+  either: a writer without a free segment allocates one, a reader that loses a race reads the pointer again;
 - so there are at most (leases held at once) + 2 segments: the leased ones, the newest and the one written;
-- a folder whose owner process is dead belongs to nobody: the next run that starts here removes it.
+- the next run that starts on this node removes folders whose owner process is dead.
 
 ::
 
@@ -17,7 +17,7 @@ Invariants:
         newest       {"version", "segment", "sequence"}
         segment-<n>  see `segment`
 
-Segments are reused and never given back before the end: fresh pages cost more than the copy itself.
+Segments are reused and never freed before the end: fresh pages cost more than the copy itself.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class SharedMemoryHandle:
 
 
 class SharedMemoryTransport:
-    """Owns the folder of one run: sweeps those of dead runs, creates its own, removes it at the end."""
+    """Owns the folder of one run: removes those of dead runs, creates its own, removes it at the end."""
 
     def __init__(
         self,
@@ -66,11 +66,11 @@ class SharedMemoryTransport:
         directory: str = "/dev/shm",
         guarded: bool = False,
     ) -> None:
-        """`expected_bytes` (None: unknown) of segments in all are looked for before anything starts.
+        """`expected_bytes`: total size of the segments, checked against the free space; None: no check.
 
-        `guarded`: the folder goes when this process is killed, and not only when the next run starts here.
+        `guarded`: the folder is removed as soon as this process is killed, not only when the next run starts.
 
-        Raises ConfigError when `directory` cannot be used or has not that much room.
+        Raises ConfigError if `directory` cannot be used or has too little room.
         """
         parent = Path(directory)
         try:

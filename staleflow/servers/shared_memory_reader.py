@@ -1,4 +1,4 @@
-"""The pulling side of `shared_memory`: pins segments and shows them."""
+"""The pulling side of `shared_memory`: pins segments and gives access to them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from staleflow.servers.store_files import read_newest, segment_names
 from staleflow.servers.transport import ScopedLease, Tensors
 
 _LEASE_ATTEMPTS = 1000
-"""A reader loses a race only when a whole push fits between two system calls; this many losses are a bug."""
+"""A reader loses a race only if a whole push fits between two system calls; this many losses are a bug."""
 
 
 class SharedMemoryLease(ScopedLease):
@@ -22,7 +22,7 @@ class SharedMemoryLease(ScopedLease):
 
     def __init__(self, segment: WeightSegment, lock: FileLock, version: int) -> None:
         self.version = version
-        # Of the segment as it is now: its own are dropped when the subscriber closes.
+        # Keep references to the views: the segment drops its own when the subscriber closes.
         self._shown: tuple[Tensors, NDArray[np.uint8], SegmentLayout] | None
         self._shown = segment.views, segment.payload, segment.layout
         self._lock = lock
@@ -30,24 +30,24 @@ class SharedMemoryLease(ScopedLease):
     @property
     def tensors(self) -> Tensors:
         """See `transport.Lease`."""
-        return self._what_is_shown()[0]
+        return self._open_views()[0]
 
     @property
     def payload(self) -> NDArray[np.uint8]:
-        """All tensors as they lie in the segment."""
-        return self._what_is_shown()[1]
+        """All tensors as raw bytes of the segment."""
+        return self._open_views()[1]
 
     @property
     def layout(self) -> SegmentLayout:
-        """How they lie there."""
-        return self._what_is_shown()[2]
+        """Layout of the payload."""
+        return self._open_views()[2]
 
     def release(self) -> None:
         """See `transport.Lease`."""
         self._shown = None
         self._lock.release()
 
-    def _what_is_shown(self) -> tuple[Tensors, NDArray[np.uint8], SegmentLayout]:
+    def _open_views(self) -> tuple[Tensors, NDArray[np.uint8], SegmentLayout]:
         if self._shown is None:
             raise TransportError(f"the lease on weight version {self.version} was released")
         return self._shown
@@ -89,13 +89,13 @@ class SharedMemorySubscriber:
 
     def _lease_older(self, version: int, newest: int) -> SharedMemoryLease:
         for name in segment_names(self._folder):
-            # The first look is unlocked: pinning segments of no interest would take them from the writer.
+            # The first check is unlocked: pinning other segments would take them from the writer.
             if self._segment(name).version == version and (lease := self._pin(name, version)):
                 return lease
         raise TransportError(f"weight version {version} is gone; newest is {newest}")
 
     def _pin(self, name: str, version: int) -> SharedMemoryLease | None:
-        """The segment under a shared lock, or None when it does not hold `version` (any more)."""
+        """The segment under a shared lock, or None if it does not hold `version` (any more)."""
         try:
             lock = try_lock(self._folder / name, exclusive=False)
             segment = self._segment(name)

@@ -1,4 +1,4 @@
-"""The pushing side of `shared_memory`: finds or makes a segment that nobody reads, fills it, publishes it."""
+"""The pushing side of `shared_memory`: finds or makes a segment without readers, fills it, publishes it."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from staleflow.servers.transport import Tensors
 
 
 class SharedMemoryPublisher:
-    """Writes segments. All its state is in the folder, so a restarted publisher goes on where one died."""
+    """Writes segments. All its state is in the folder, so a new publisher continues where another died."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises TransportError when the folder is gone or another publisher is alive."""
+        """Raises TransportError if the folder is gone or another publisher is alive."""
         self._folder = folder
         try:
             lock = try_lock(folder / "publisher", exclusive=True, create=True)
         except OSError as error:
             raise TransportError(f"the parameter server's folder {folder} is gone: {error}") from error
         if lock is None:
-            raise TransportError(f"another publisher pushes to {folder}")
+            raise TransportError(f"another publisher already pushes to {folder}")
         self._lock = lock
         self._reader = SharedMemorySubscriber(folder)
         for unfinished in folder.glob("*.new"):
@@ -48,9 +48,9 @@ class SharedMemoryPublisher:
             self._publish(version, segment, lock, newest, lambda s: s.write(tensors))
 
     def receive(self, version: int, layout: SegmentLayout, fill: Callable[[NDArray[np.uint8]], None]) -> None:
-        """A push whose payload comes from elsewhere: `fill` writes it, and what it raises ends the push.
+        """A push whose payload `fill` writes; an exception in `fill` ends the push.
 
-        Raises TransportError as `push` does.
+        Raises TransportError like `push`.
         """
         newest = self._newest_below(version)
         segment, lock = self._take_segment(version, self._like_first(version, layout), newest)
@@ -59,13 +59,13 @@ class SharedMemoryPublisher:
     def receive_older(
         self, version: int, layout: SegmentLayout, fill: Callable[[NDArray[np.uint8]], None]
     ) -> SharedMemoryLease:
-        """As `receive`, for a version below the newest, which goes when the lease does."""
+        """Like `receive`, for a version below the newest; it is kept until the lease is released."""
         newest = read_newest(self._folder)
         if newest is None:
-            raise TransportError(f"weight version {version} is not below the newest: there is none")
+            raise TransportError(f"weight version {version} is not older than the newest: none was pushed")
         segment, lock = self._take_segment(version, self._like_first(version, layout), newest)
         self._write(version, segment, lock, newest.sequence, lambda s: fill(s.payload))
-        return self._reader.lease(version)  # nobody else writes here, so it is still there
+        return self._reader.lease(version)  # this is the only writer, so the version is still there
 
     def hold(self, version: int | None = None) -> SharedMemoryLease:
         """See `transport.Publisher`."""
@@ -89,7 +89,7 @@ class SharedMemoryPublisher:
         if self._layout is None:
             return layout
         if difference := self._layout.difference(layout):
-            raise TransportError(f"weight version {version} does not fit the first push: {difference}")
+            raise TransportError(f"weight version {version} does not match the first push: {difference}")
         return self._layout
 
     def _publish(
@@ -113,8 +113,8 @@ class SharedMemoryPublisher:
         sequence: int,
         fill: Callable[[WeightSegment], None],
     ) -> None:
-        # Unlocked before it is published, so that no reader that follows the pointer finds it locked;
-        # nobody else writes, so it stays as it is.
+        # Unlock before publishing, so that no reader following the pointer finds it locked. This is the only
+        # writer, so the segment does not change.
         try:
             segment.begin(sequence)
             fill(segment)
@@ -127,7 +127,7 @@ class SharedMemoryPublisher:
     def _take_segment(
         self, version: int, layout: SegmentLayout, newest: Newest | None
     ) -> tuple[WeightSegment, FileLock]:
-        """A segment that nobody reads and that is not the newest, exclusively locked."""
+        """A segment without readers that is not the newest, exclusively locked."""
         with _as_failed_push(version):
             for name, segment in self._segments.items():
                 if newest is None or name != newest.segment:
@@ -139,7 +139,7 @@ class SharedMemoryPublisher:
             return self._make_segment(lambda draft: draft.reserve(layout))
 
     def _first_segment(self, version: int, tensors: Tensors) -> tuple[WeightSegment, FileLock]:
-        """What the first push finds out about the model, with its weights."""
+        """Make the segment of the first push, which also determines the layout."""
 
         def write(draft: Draft) -> None:
             for name, tensor in tensors.items():
@@ -154,7 +154,7 @@ class SharedMemoryPublisher:
         try:
             write(draft)
             draft.finish()
-            lock = try_lock(draft.path, exclusive=True)  # before it has its name, when nobody looks at it
+            lock = try_lock(draft.path, exclusive=True)  # before it has its final name, so without contention
             if lock is None:
                 raise TransportError(f"{draft.path} is locked by another program")
             draft.path.rename(path)

@@ -1,6 +1,6 @@
-"""The files of a run's folder in shared memory that are no segments, and the folder itself.
+"""A run's folder in shared memory, and its files other than segments.
 
-Invariant: the newest pointer is replaced atomically, so a reader finds the old or the new one, whole.
+Invariant: the newest pointer is replaced atomically, so a reader sees either the old or the new one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from staleflow.servers.file_lock import try_lock
 
 FOLDER_PREFIX = "staleflow-ps-"
 _SWEEP_TIMEOUT_S = 10.0
-"""Starting runs take the directory's lock for milliseconds each."""
+"""Each starting run holds the directory's lock for only milliseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ def write_newest(folder: Path, newest: Newest) -> None:
 
 
 def lack_of_room(directory: Path, needed: int) -> str:
-    """A sentence for the user when `directory` has not `needed` bytes free, else empty."""
+    """A sentence for the user if `directory` has fewer than `needed` bytes free, else empty."""
     status = os.statvfs(directory)
     free = status.f_bavail * status.f_frsize
     if needed <= free:
@@ -74,7 +74,7 @@ def sweep(directory: Path) -> list[Path]:
         try:
             lock = try_lock(folder / "owner", exclusive=True, create=True)
         except OSError:
-            continue  # another user's, or gone meanwhile
+            continue  # it belongs to another user, or was removed meanwhile
         if lock is not None:
             shutil.rmtree(folder, ignore_errors=True)
             lock.release()
@@ -84,7 +84,7 @@ def sweep(directory: Path) -> list[Path]:
 
 @contextmanager
 def starting_in(directory: Path) -> Iterator[None]:
-    """The directory's own lock: a folder seen under it without a locked owner file is dead, not new."""
+    """Hold the directory's lock: under it, a folder without a locked owner file is dead, not new."""
     deadline = time.monotonic() + _SWEEP_TIMEOUT_S
     while (lock := try_lock(directory, exclusive=True)) is None:
         if time.monotonic() > deadline:

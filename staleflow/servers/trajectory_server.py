@@ -1,12 +1,12 @@
-"""The trajectory server: the payload of every living trajectory, and the account of every token.
+"""The trajectory server: the payload of every live trajectory, and the account of every token.
 
-Invariants: a payload is there from the drawing of its group until it is trained or discarded; it only ever
-grows by what an instance or an environment reported; generated = trained + filtered + aborted + discarded +
-in flight, at every moment; a prompt whose group expired untrained is drawn again before any other, so that
-each use of a prompt in an epoch still happens once.
+Invariants: a payload exists from the drawing of its group until it is trained or discarded; it grows only by
+what an instance or an environment reports; generated = trained + filtered + aborted + discarded + in flight,
+at all times; a prompt whose group expired untrained is drawn again before any other, so that each use of a
+prompt in an epoch still happens once.
 
-Who owns a trajectory, and what may happen to it, is decided by `coordination.Control` alone; this class is
-told. Ids, lengths and versions are all that leaves it towards the coordinator.
+Only `coordination.Control` decides who owns a trajectory and what happens to it; this class follows. It gives
+the coordinator only ids, lengths and versions.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ BALANCE_COLUMN = {"filtered": "filtered", "aborted": "aborted"}
 
 
 class TokenBalance:
-    """Generated tokens by what became of them."""
+    """Generated tokens by outcome."""
 
     def __init__(self) -> None:
         self.generated = 0
@@ -49,7 +49,7 @@ class TokenBalance:
 
     @property
     def in_flight(self) -> int:
-        """Generated, and not yet trained or dropped."""
+        """Generated and not yet trained or dropped."""
         return self.generated - self.trained - self.filtered - self.aborted - self.discarded
 
     def drop(self, tokens: int, reason: str) -> None:
@@ -75,10 +75,10 @@ class TrajectoryServer:
         max_new_tokens: int,
         attempt: int = 0,
     ) -> None:
-        """`prompts` yields (epoch, index, prompt) in drawing order; `padding` what follows the last epoch.
+        """`prompts` yields (epoch, index, prompt) in drawing order; `padding` continues after the last epoch.
 
-        `members` is the number of trajectories that a group starts with: the group size, and redundant ones.
-        `attempt` goes into group ids, so that what is generated anew after a resume has a new identity.
+        `members`: trajectories that a group starts with, that is the group size plus redundant ones.
+        `attempt` is part of group ids, so that trajectories generated again after a resume have new ids.
         """
         self.balance = TokenBalance()
         self._prompts = prompts
@@ -90,13 +90,13 @@ class TrajectoryServer:
         self._rewards: dict[str, Reward] = {}
         self._training: dict[int, int] = {}
         self._expired: deque[tuple[str, Prompt]] = deque()
-        """Id of the next group of a prompt whose last one expired, oldest first."""
+        """(id of its next group, prompt) of prompts whose last group expired, oldest first."""
 
     def __contains__(self, trajectory_id: object) -> bool:
         return trajectory_id in self._trajectories
 
     def draw(self, count: int, *, padding: bool = False) -> tuple[tuple[DrawnGroup, ...], bool]:
-        """Create up to `count` groups. The flag says that the source is exhausted."""
+        """Create up to `count` groups. The flag is True if the source is exhausted."""
         groups: list[DrawnGroup] = []
         while self._expired and len(groups) < count:
             groups.append(self._create(*self._expired.popleft(), redrawn=True))
@@ -124,15 +124,15 @@ class TrajectoryServer:
         )
 
     def get(self, trajectory_id: str) -> Trajectory:
-        """Payload of a living trajectory; KeyError when it is gone."""
+        """Payload of a live trajectory. Raises KeyError if it is gone."""
         return self._trajectories[trajectory_id]
 
     def find(self, trajectory_id: str) -> Trajectory | None:
-        """The same; None when it is gone."""
+        """Payload of a trajectory; None if it is gone."""
         return self._trajectories.get(trajectory_id)
 
     def payloads(self, commands: Iterable[Command]) -> dict[str, Trajectory]:
-        """The payload of each Route's trajectory that is alive."""
+        """Payloads of the Routes' trajectories, as far as they are alive."""
         return {
             c.trajectory_id: self._trajectories[c.trajectory_id]
             for c in commands
@@ -140,11 +140,11 @@ class TrajectoryServer:
         }
 
     def lengths(self, trajectory_ids: Iterable[str]) -> tuple[tuple[str, int], ...]:
-        """Length of each of these that is alive, in tokens, prompt included."""
+        """Lengths of these trajectories, as far as they are alive, in tokens, prompt included."""
         return tuple((t, self._trajectories[t].length) for t in trajectory_ids if t in self._trajectories)
 
     def absorb(self, update: InstanceUpdate) -> list[LateTokens]:
-        """Add what an instance generated; returns what came for released trajectories: it is aborted."""
+        """Add an instance's new tokens. Returns those of released trajectories, counted as aborted."""
         late: list[LateTokens] = []
         for delta in update.deltas:
             tokens = len(delta.segment.tokens)
@@ -160,7 +160,7 @@ class TrajectoryServer:
         return late
 
     def answer(self, trajectory_id: str, answer: Given | Waiting | Done) -> Trajectory:
-        """Apply what the environment said; returns the trajectory as it is now."""
+        """Apply the environment's answer; returns the changed trajectory."""
         changed = after_turn(self._trajectories[trajectory_id], answer)
         self._trajectories[trajectory_id] = changed
         return changed
@@ -170,36 +170,36 @@ class TrajectoryServer:
         self._trajectories[trajectory_id] = self._trajectories[trajectory_id].finished(FinishReason.FAILED)
 
     def truncate(self, trajectory_id: str) -> Trajectory:
-        """A trajectory is complete as it is, as if its token budget were used up."""
+        """Finish a trajectory as if its token budget were used up; returns it."""
         cut = self._trajectories[trajectory_id].finished(FinishReason.LENGTH)
         self._trajectories[trajectory_id] = cut
         return cut
 
     def resample(self, trajectory_id: str, new_id: str) -> Trajectory:
-        """Drop an aborted trajectory for another of the same prompt; returns its payload as it was."""
+        """Replace an aborted trajectory by a new one of the same prompt; returns the old payload."""
         (dropped,) = self.discard([trajectory_id], "aborted")
         self._trajectories[new_id] = replace(dropped, trajectory_id=new_id, segments=(), finish_reason=None)
         return dropped
 
     def rewarded(self, trajectory_id: str, reward: Reward) -> str:
-        """Keep the verifier's answer; returns the hash of the response ids."""
+        """Store the verifier's answer; returns the hash of the response ids."""
         self._rewards[trajectory_id] = reward
         return token_hash(self._trajectories[trajectory_id].tokens)
 
     def batch(self, step: int, groups: Sequence[tuple[str, Sequence[str]]], final: bool) -> TrainBatch:
-        """Take the payload of consumed groups out, for the trainer."""
+        """Remove and return the payload of consumed groups, for the trainer."""
         taken = tuple(tuple(self._take(t) for t in members) for _, members in groups)
         self._training[step] = sum(generated_tokens(s.trajectory) for group in taken for s in group)
         return TrainBatch(step=step, groups=taken, final=final)
 
     def trained(self, step: int) -> None:
-        """The batch of `step` has been trained on."""
+        """Count the batch of `step` as trained."""
         self.balance.trained += self._training.pop(step)
 
     def discard(self, trajectory_ids: Sequence[str], reason: str) -> list[Trajectory]:
-        """Drop released trajectories; returns their payload as it was.
+        """Drop released trajectories; returns their payload.
 
-        The prompts of `expired` ones, of which all of a group come in one call, are drawn again.
+        With reason `expired`, their prompts are drawn again; one call must contain all members of a group.
         """
         dropped: list[Trajectory] = []
         for trajectory_id in trajectory_ids:
@@ -219,7 +219,7 @@ class TrajectoryServer:
 
 
 def _next_group_id(group_id: str) -> str:
-    """The same use of the same prompt, one attempt later."""
+    """Id for the same use of the same prompt, with the next attempt number."""
     match = _GROUP_ID.fullmatch(group_id)
     assert match is not None, group_id
     epoch, index, attempt = match.groups()
@@ -227,5 +227,5 @@ def _next_group_id(group_id: str) -> str:
 
 
 def generated_tokens(trajectory: Trajectory) -> int:
-    """Tokens that weights generated, given ones left out."""
+    """Tokens generated by the model, without given ones."""
     return sum(len(s.tokens) for s in trajectory.segments if s.generated)

@@ -162,7 +162,7 @@ def test_commands_for_another_incarnation_are_void(world: World, new_trajectory:
     world.instance.apply([old], {"t": t})
     assert world.engine.trajectories() == {}
     assert world.instance.take_report().report.acked_seq == 0
-    with pytest.raises(ProtocolError, match="a command for i1 came to i0"):
+    with pytest.raises(ProtocolError, match="i0 received a command for i1"):
         world.instance.apply([Pull(instance="i1", incarnation=1, seq=1, version=0)], {})
 
 
@@ -176,7 +176,7 @@ def test_a_route_needs_its_min_version_and_room(new_fake: Build, new_trajectory:
     report = world.report().report
     assert [(r.seq, r.trajectory_id) for r in report.rejections] == [(1, "young"), (2, "long")]
     assert report.rejections[0].reason == "version 2 is older than 3"
-    assert "never fits" in report.rejections[1].reason
+    assert "cannot gain one more" in report.rejections[1].reason
     assert report.acked_seq == 3
     assert list(world.engine.trajectories()) == ["fine"]
     world.instance.apply([Route(**world.named(), trajectory_id="ghost", group_id="g", min_version=0)], {})
@@ -290,7 +290,7 @@ def test_a_failed_pull_keeps_the_old_version_and_no_route_sneaks_under_the_new_o
     world.apply(Pull(**world.named(), version=1))
     assert world.report().report.rejections[0].reason == "scripted refusal of weight version 1"
     world.apply(Pull(**world.named(), version=2))
-    assert world.report().report.rejections[0].reason == "the newest version there is 1, not 2"
+    assert world.report().report.rejections[0].reason == "the newest available version is 1, not 2"
     world.apply(Pull(**world.named(), version=1), world.route(new_trajectory("t"), min_version=1))
     assert world.report().report.version == 1
     assert list(world.engine.trajectories()) == ["t"]

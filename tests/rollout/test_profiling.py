@@ -69,7 +69,7 @@ def test_a_plan_spans_what_the_engine_holds_and_holds_a_third_out() -> None:
 
 
 def test_an_engine_too_small_to_vary_anything_is_refused() -> None:
-    with pytest.raises(UserError, match="too small to be profiled"):
+    with pytest.raises(UserError, match="too small to profile"):
         plan_loads(max_running=1, kv_capacity=8192, max_model_len=512)
     with pytest.raises(UserError, match="contexts of 20 tokens is too small"):
         plan_loads(max_running=64, kv_capacity=8192, max_model_len=20)
@@ -119,10 +119,10 @@ def test_an_engine_that_takes_no_time_has_no_costs() -> None:
 
 def test_an_engine_that_ends_trajectories_or_cannot_hold_them_is_refused() -> None:
     clock = Clock()
-    with pytest.raises(UserError, match="it cannot be profiled"):
+    with pytest.raises(UserError, match="so it cannot be profiled"):
         measure(fake(clock, tokens=3), clock)
     clock = Clock()
-    with pytest.raises(UserError, match="it cannot be profiled"):
+    with pytest.raises(UserError, match="so it cannot be profiled"):
         measure(fake(clock, most=8), clock)
 
 

@@ -72,7 +72,9 @@ def test_when_decode_would_exceed_the_cache_the_youngest_gives_way_and_returns_f
 
 def test_one_that_can_never_fit_is_refused_and_changes_nothing(new_trajectory: New) -> None:
     s = scheduler(capacity=10)
-    with pytest.raises(EngineError, match=r"t has 10 tokens and never fits a KV cache of 10"):
+    with pytest.raises(
+        EngineError, match=r"t has 10 tokens and cannot gain one more in a KV cache of 10 tokens"
+    ):
         s.add(new_trajectory("t", 10))
     assert list(s.held) == []
     s.add(new_trajectory("t", 9))
@@ -83,7 +85,7 @@ def test_duplicates_finished_ones_and_empty_prompts_are_refused(new_trajectory: 
     s.add(new_trajectory("t"))
     with pytest.raises(EngineError, match="already in this engine"):
         s.add(new_trajectory("t"))
-    with pytest.raises(EngineError, match="finished already"):
+    with pytest.raises(EngineError, match="already finished"):
         s.add(new_trajectory("u").finished(FinishReason.STOP))
     with pytest.raises(EngineError, match="empty prompt"):
         s.add(new_trajectory("v", []))

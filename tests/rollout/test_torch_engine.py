@@ -233,7 +233,7 @@ def test_a_full_kv_cache_preempts_and_changes_no_token(
 
 def test_one_that_never_fits_the_kv_cache_is_refused(new_engine: Build, new_trajectory: Build) -> None:
     engine = new_engine(kv_capacity_tokens=10)
-    with pytest.raises(EngineError, match="never fits"):
+    with pytest.raises(EngineError, match="cannot gain one more"):
         engine.add(new_trajectory("t", 12))
     assert engine.trajectories() == {}
 
@@ -265,7 +265,7 @@ def test_weights_that_give_nan_are_an_engine_error(
 def test_models_that_would_be_decoded_wrongly_are_refused(new_model: Build, new_engine: Build) -> None:
     model = new_model("qwen2")
     model.config.sliding_window = 16
-    with pytest.raises(EngineError, match="attends to 16 tokens only"):
+    with pytest.raises(EngineError, match="attends to 16 tokens only; set max_model_len to 16 or less"):
         new_engine(model)
     new_engine(model, sampling=SamplingParams(max_model_len=16))
     model.config.layer_types = ["full_attention", "linear_attention"]

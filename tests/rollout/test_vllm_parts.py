@@ -56,7 +56,7 @@ def test_options_are_held_against_vllms_own_argument_names(installed: Path) -> N
     for name, message in (
         ("swap_spce", "did you mean swap_space"),
         ("wrong", "not an argument of vLLM"),
-        ("dtype", "is set by model.dtype"),
+        ("dtype", "has its own config key: set model.dtype instead"),
         ("logprobs_mode", "leave it out"),
     ):
         with pytest.raises(ConfigError, match=message):

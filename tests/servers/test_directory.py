@@ -62,7 +62,7 @@ def test_the_direct_transport_is_taken_where_both_ends_have_it_and_the_log_says_
             directory._have_follow(node, there)
     assert holders["o"].actor.follow.calls == [(holders["s"].actor, chosen)]
     assert holders["s"].actor.follow.calls == [], "the source has nobody to follow"
-    assert caplog.messages == [f"weights to node o go by {said}"]
+    assert caplog.messages == [f"weights reach node o by {said}"]
 
 
 def test_device_is_refused_where_its_library_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +128,7 @@ def test_a_version_that_was_waited_for_in_vain_is_let_go_when_it_comes(
 def test_whatever_breaks_a_transfer_it_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """What NIXL raises is no error of Ray's."""
     there = WeightHolder()
-    there._node, there._closed, there._told = "n", False, 1
+    there._node, there._closed, there._announced = "n", False, 1
     there._news, there._storing = threading.Condition(), threading.Lock()
     monkeypatch.setattr("staleflow.servers.holder.LEAST_REST_S", 0.01)
 

@@ -206,7 +206,7 @@ def test_there_is_one_publisher_at_a_time_and_the_next_goes_on(folder: Path) -> 
     handle = SharedMemoryHandle(str(folder))
     first = handle.publisher()
     first.push(0, weights(0))
-    with pytest.raises(TransportError, match="another publisher"):
+    with pytest.raises(TransportError, match="another publisher already pushes to"):
         handle.publisher()
     first.close()
     second = handle.publisher()

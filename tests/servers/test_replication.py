@@ -208,6 +208,6 @@ def test_a_transfer_that_ends_early_is_an_error(nodes: Nodes) -> None:
             yield from list(super().pieces(offer))[:-1]
 
     nodes.receiver._sender = Short(nodes.wire.sender)
-    with pytest.raises(TransportError, match=r"\d+ of \d+ bytes came"):
+    with pytest.raises(TransportError, match=r"only \d+ of \d+ bytes arrived"):
         nodes.receiver.bring_newest(None)
     assert nodes.subscriber.newest() is None

@@ -3,15 +3,15 @@
 Invariants:
 
 - between steps the KV cache of a running trajectory covers all its tokens but the last; a decode step feeds
-  the last one, at whatever length each row is, and draws the next;
-- there is no cache across trajectories: whatever is prefilled after a pull is computed under the new
-  weights. `recompute` rebuilds the KV of the running ones at once; `keep_kv` leaves it. A trajectory that
-  was preempted has no KV to keep and is always rebuilt under the weights of its return;
-- a token's random number depends on (seed, trajectory id, position) alone. Logits do not depend on the
-  rest of the batch either, up to rounding (about 1e-6), so that tokens do not but for a draw within
-  rounding of the border between two tokens.
+  the last one, whatever the length of each row, and draws the next;
+- trajectories share no cache: every prefill after a pull uses the new weights. `recompute` rebuilds the KV of
+  the running trajectories at once; `keep_kv` leaves it. A preempted trajectory has no KV to keep and is
+  rebuilt under the weights loaded when it returns;
+- a token's random number depends on (seed, trajectory id, position) alone. Up to rounding (about 1e-6) the
+  logits do not depend on the rest of the batch. So tokens do not either, unless a draw falls within rounding
+  of the border between two tokens.
 
-The engine takes the model over: it swaps weights in place, so nobody else may train or read it.
+The engine owns the model: it swaps weights in place, so no other code may train or read it.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from staleflow.rollout.torch.sampling import sample
 from staleflow.rollout.torch.weights import copy_into
 
 PREFILL_CHUNK_TOKENS = 2048
-"""Tokens, padding included, of one prefill pass: enough to keep a CPU or GPU busy, and bounds its memory."""
+"""Tokens of one prefill pass, padding included: enough to keep a CPU or GPU busy, with bounded memory."""
 
 
 class TorchEngine(BatchingEngine):
     """Engine around `model`, a transformers causal LM with full attention in every layer.
 
-    `kv_capacity_tokens` bounds the tokens of all running trajectories together, `max_running` their number,
-    `prefill_chunk_tokens` the tokens of one prefill pass. `max_model_len` is at most the model's own
-    `max_position_embeddings`. Raises EngineError for a model that it would decode wrongly.
+    `kv_capacity_tokens` limits the tokens of all running trajectories together, `max_running` their number,
+    `prefill_chunk_tokens` the tokens of one prefill pass. `max_model_len` is lowered to the model's own
+    `max_position_embeddings`. Raises EngineError for a model that it would decode incorrectly.
     """
 
     def __init__(
@@ -72,10 +72,9 @@ class TorchEngine(BatchingEngine):
         self._keys: dict[str, int] = {}
 
     def load_weights(self, tensors: Mapping[str, NDArray[Any]], version: int, on_pull: OnPull) -> None:
-        """Swap weights in place; running trajectories stay, their KV rebuilt or kept as `on_pull` says.
+        """Swap weights in place; running trajectories stay, their KV rebuilt or kept according to `on_pull`.
 
-        Raises EngineError, with the old weights and version entirely in place, for a mismatch of names,
-        shapes or types.
+        Raises EngineError, keeping the old weights and version, if names, shapes or types do not match.
         """
         self._check_open()
         copy_into(self._model, tensors)
@@ -120,14 +119,14 @@ class TorchEngine(BatchingEngine):
         for batch in self._batches([g for g in generations if g.length > 1]):
             rows = [self._cache.row(g.trajectory_id) for g in batch]
             longest = batch[-1].length - 1
-            # Only a trajectory that is alone in its batch can be longer than one pass.
+            # Only a trajectory alone in its batch can be longer than one pass.
             for start in range(0, longest, self._prefill_chunk):
                 ends = [min(g.length - 1, start + self._prefill_chunk) for g in batch]
                 columns = self._cache.aim(rows, [start] * len(batch), [end - start for end in ends])
                 inputs = np.zeros(tuple(columns.shape), dtype=np.int64)
                 for i, (generation, end) in enumerate(zip(batch, ends, strict=True)):
                     inputs[i, : end - start] = generation.tokens[start:end]
-                # The model without its head: logits of a prompt are not needed.
+                # Skip the head: the logits of a prompt are not needed.
                 self._forward(self._model.base_model, torch.from_numpy(inputs).to(self._device), columns)
 
     def _batches(self, generations: Sequence[Generation]) -> Iterator[list[Generation]]:
@@ -142,9 +141,9 @@ class TorchEngine(BatchingEngine):
             yield batch
 
     def _forward(self, model: Any, inputs: torch.Tensor, columns: torch.Tensor) -> Any:
-        """One pass over tokens, shape (rows, q), that the cache was aimed to store at `columns`."""
+        """One pass over tokens, shape (rows, q), which the cache stores at `columns` (see `RowCache.aim`)."""
         hidden = torch.arange(self._cache.width, device=self._device) > columns.unsqueeze(-1)
-        # Additive, since that form means the same to every attention implementation.
+        # Additive, because every attention implementation interprets that form in the same way.
         mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
         mask = mask.masked_fill_(hidden, torch.finfo(self._dtype).min).unsqueeze(1)
         return model(
@@ -158,17 +157,17 @@ class TorchEngine(BatchingEngine):
 
 
 def _checked(model: Any, sampling: SamplingParams) -> SamplingParams:
-    """The sampling parameters with `max_model_len` cut to what the model's positions allow."""
+    """The sampling parameters with `max_model_len` lowered to the model's number of positions."""
     config = model.config
     if "position_ids" not in inspect.signature(model.forward).parameters:
         raise EngineError("the torch engine needs a model whose forward takes position_ids")
     positions = getattr(config, "max_position_embeddings", None) or sampling.max_model_len
     length = min(sampling.max_model_len, positions)
-    # The explicit mask would silently give such layers full attention.
+    # The explicit mask would silently give sliding-window layers full attention.
     window = getattr(config, "sliding_window", None)
     if window is not None and window < length:
-        raise EngineError(f"the model attends to {window} tokens only; set max_model_len to at most that")
+        raise EngineError(f"the model attends to {window} tokens only; set max_model_len to {window} or less")
     unlike = sorted(set(getattr(config, "layer_types", None) or []) - {"full_attention", "sliding_attention"})
     if unlike:
-        raise EngineError(f"the torch engine decodes full attention only; this model has {', '.join(unlike)}")
+        raise EngineError(f"the torch engine needs full attention only; this model has {', '.join(unlike)}")
     return replace(sampling, max_model_len=length)

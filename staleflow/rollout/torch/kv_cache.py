@@ -1,16 +1,16 @@
-"""A key-value cache in which every row has its own length, so that rows join and leave at any step.
+"""A key-value cache whose rows have individual lengths, so that trajectories join and leave at any step.
 
 Invariants:
 
 - rows 0 to n-1 are in use, without gaps: a decode step reads one view of them and copies nothing;
-- a row's tokens lie in columns 0 to length-1; columns beyond are never attended to (the caller's mask)
-  and hold finite numbers, so that their zero weights do not turn into NaN;
+- a row's tokens occupy columns 0 to length-1; the caller's mask excludes later columns, which hold finite
+  numbers so that a zero attention weight does not produce NaN;
 - a step writes the new column of each row in place. Storage grows by doubling; when a row leaves, the
   last row moves into its place, which copies that one row.
 
-It is a transformers `Cache`: models call `update` on it layer by layer. Before each forward pass `aim`
-says which rows and columns the pass writes; masks are explicit and four-dimensional, which models take
-as they are. Storage is rows × columns of the longest row, so it may exceed the tokens accounted for.
+It is a transformers `Cache`: models call `update` on it layer by layer. Before each forward pass, `aim` sets
+the rows and columns that the pass writes; masks are explicit and four-dimensional, so models use them as is.
+Storage is rows × columns of the longest row, so it may exceed the tokens accounted for.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ROUNDING = 64
 
 @dataclass(slots=True)
 class Aim:
-    """What the next forward pass writes, and how far it reads."""
+    """Rows and columns that the next forward pass writes, and how far it reads."""
 
     rows: torch.Tensor
     """Rows, shape (m, 1)."""
@@ -52,7 +52,7 @@ class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self._aim = aim
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Allocate for the shapes that the model turns out to use."""
+        """Allocate storage for the shapes of the model's first states."""
         self.keys = self._grown(None, key_states)
         self.values = self._grown(None, value_states)
         self.is_initialized = True
@@ -60,7 +60,7 @@ class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the new states, shape (m, heads, q, head size), where aimed; return what to attend to."""
+        """Write the new states, shape (m, heads, q, head size), where aimed; return all to attend to."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         self.keys = keys = self._grown(self.keys, key_states)
@@ -87,15 +87,15 @@ class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return grown
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """(columns read, first column); models do not ask when the mask is four-dimensional."""
+        """(columns read, first column); not used by models if the mask is four-dimensional."""
         return self._aim.width, 0
 
     def get_seq_length(self) -> int:
-        """Columns read; models do not ask when positions are given."""
+        """Columns read; not used by models if positions are given."""
         return self._aim.width
 
     def get_max_length(self) -> int:
-        """-1: it grows."""
+        """-1: unlimited."""
         return -1
 
 
@@ -116,7 +116,7 @@ class RowCache(Cache):
         self._row: dict[str, int] = {}
         self._length: list[int] = []
         self._row_layers: list[RowLayer] = []
-        # Layers are added when the model first updates them, so that the cache need not know how many.
+        # Layers are added when the model first updates them, so the cache need not know their number.
         super().__init__(layer_class_to_replicate=self._new_layer)  # type: ignore[arg-type]
 
     def _new_layer(self) -> RowLayer:
@@ -125,7 +125,7 @@ class RowCache(Cache):
 
     @property
     def width(self) -> int:
-        """Columns that the pass aimed at reads."""
+        """Columns that the next pass reads."""
         return self._aim.width
 
     def row(self, trajectory_id: str) -> int:
@@ -133,7 +133,7 @@ class RowCache(Cache):
         return self._row[trajectory_id]
 
     def join(self, trajectory_ids: Iterable[str]) -> None:
-        """Give each an empty row."""
+        """Assign an empty row to each."""
         for trajectory_id in trajectory_ids:
             self._row[trajectory_id] = len(self._ids)
             self._ids.append(trajectory_id)
@@ -153,10 +153,10 @@ class RowCache(Cache):
             self._length.pop()
 
     def aim(self, rows: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> torch.Tensor:
-        """Say that the next pass writes `counts[i]` tokens to row `rows[i]` from column `starts[i]` on.
+        """Make the next pass write `counts[i]` tokens to row `rows[i]` from column `starts[i]` on.
 
-        Returns the columns, shape (m, q) with q the largest count. Where a row has fewer, the surplus goes
-        to the columns after its own, which no later pass reads before having written them.
+        Returns the columns, shape (m, q), where q is the largest count. In a row with fewer tokens, padding
+        goes to the columns after its own, which later passes overwrite before reading them.
         """
         longest = max(counts)
         start = torch.tensor(starts, dtype=torch.long, device=self._device).unsqueeze(1)
@@ -172,7 +172,7 @@ class RowCache(Cache):
 
 
 def _room(room: int, needed: int, *, unit: int) -> int:
-    """The room there is if that suffices, else at least twice as much, in whole units."""
+    """`room` if it suffices, else at least twice as much, in multiples of `unit`."""
     if needed <= room:
         return room
     return -(-max(needed, 2 * room) // unit) * unit

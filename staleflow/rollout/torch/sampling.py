@@ -1,9 +1,9 @@
-"""Drawing tokens from logits, given the uniform number of each.
+"""Draws tokens from logits, given one uniform number per row.
 
-Invariants: the log-prob returned is that of the very distribution that was sampled from (temperature,
-top-k and top-p included); a masked token is never drawn; the token depends on the row's logits and
-number alone, not on the other rows. Inverse transform: the first token whose cumulative mass exceeds
-u × total mass, cumulated in float64 so that a large vocabulary does not blur it.
+Invariants: the log-prob returned is that of the distribution sampled from (temperature, top-k and top-p
+included); a masked token is never drawn; the token depends only on the row's logits and number, not on
+other rows. Inverse transform: the first token whose cumulative mass exceeds u × total mass, accumulated in
+float64 so that rounding does not matter with a large vocabulary.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def sample(
     """Tokens and their log-probs (nats), one per row.
 
     `logits` has shape (rows, vocabulary), `uniforms` (rows,) in [0, 1). Temperature 0 takes the most
-    likely token and gives log-probs at temperature 1; so do the rows that `greedy` (rows,; empty: none) has
-    True for, at any temperature. Raises EngineError for logits that are not finite.
+    likely token and gives log-probs at temperature 1; rows that are True in `greedy` (rows,; empty: none)
+    do the same at any temperature. Raises EngineError for logits that are not finite.
     """
     scores = plain = logits.float()
     likeliest = [True] * len(plain) if params.temperature == 0 else greedy
@@ -43,7 +43,7 @@ def sample(
     if not bool(torch.isfinite(total).all()):
         raise EngineError("the model returned logits that are not finite")
     draw = torch.from_numpy(uniforms).to(total.device).unsqueeze(-1) * total
-    # Rounding may bring u × total up to total itself, which no token's mass exceeds.
+    # Rounding may raise u × total to total itself, which no cumulative mass exceeds.
     draw = torch.minimum(draw, torch.nextafter(total, torch.zeros_like(total)))
     tokens = torch.searchsorted(cumulative, draw, right=True)
     if fixed is not None:
@@ -55,7 +55,7 @@ def sample(
 def masked(scores: torch.Tensor, *, top_k: int, top_p: float) -> torch.Tensor:
     """Scores with -inf outside the `top_k` best (0: all) and, of those, outside the nucleus.
 
-    The nucleus is the smallest set of most likely tokens with at least the mass `top_p`.
+    The nucleus is the smallest set of most likely tokens whose mass is at least `top_p`.
     """
     if 0 < top_k < scores.shape[-1]:
         threshold = scores.topk(top_k, dim=-1).values[:, -1:]
@@ -64,7 +64,7 @@ def masked(scores: torch.Tensor, *, top_k: int, top_p: float) -> torch.Tensor:
         ordered, index = scores.sort(dim=-1, descending=True, stable=True)
         mass = torch.softmax(ordered.double(), dim=-1)
         before = mass.cumsum(dim=-1) - mass
-        # The most likely token stays whatever top_p is.
+        # Always keep the most likely token.
         drop = before >= max(top_p, torch.finfo(torch.float64).tiny)
         scores = scores.masked_fill(torch.zeros_like(drop).scatter(-1, index, drop), -torch.inf)
     return scores

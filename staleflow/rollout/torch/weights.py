@@ -1,8 +1,8 @@
-"""Copying weights into a model in place.
+"""Copies weights into a model in place.
 
-Invariant: all or nothing. Every name, shape and type is checked before the first byte is copied, so that a
-refused swap leaves the old weights entirely in place. A tied weight (one storage under several names, as
-input and output embeddings) may come under any one of its names or under all of them.
+Invariant: all or nothing. Every name, shape and type is checked before the first byte is copied, so a refused
+swap leaves the old weights intact. A tied weight (one storage under several names, such as input and output
+embeddings) may be given under one of its names, several or all.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from staleflow.errors import EngineError
 def copy_into(model: torch.nn.Module, tensors: Mapping[str, NDArray[Any]]) -> None:
     """Copy `tensors`, by state-dict name, over the weights of `model`.
 
-    The arrays may be read-only and are not referred to afterwards. Raises EngineError, changing nothing,
-    for an unknown or missing name, another shape, a type that is not numeric, or unequal tied weights.
+    The arrays may be read-only and are not kept. Raises EngineError, changing nothing, for an unknown or
+    missing name, a different shape, a type that is not numeric, or unequal tied weights.
     """
     targets = model.state_dict()
     _check_names(targets, tensors)
@@ -30,7 +30,7 @@ def copy_into(model: torch.nn.Module, tensors: Mapping[str, NDArray[Any]]) -> No
         _check_array(name, array, targets[name])
         twin = copied.setdefault(_storage(targets[name]), name)
         if twin != name and not np.array_equal(array, tensors[twin]):
-            raise EngineError(f"{name} and {twin} are one tied weight here but came with different values")
+            raise EngineError(f"{name} and {twin} are tied in this model but have different values")
     with torch.no_grad():
         for name in copied.values():
             _copy(targets[name], tensors[name])
@@ -55,14 +55,14 @@ def _check_array(name: str, array: NDArray[Any], target: torch.Tensor) -> None:
 
 def _copy(target: torch.Tensor, array: NDArray[Any]) -> None:
     if target.device.type == "cpu" and target.dtype != torch.bfloat16:
-        # Straight into the weight's memory: torch would warn about read-only arrays, which leases give.
+        # Copy with numpy: torch would warn about read-only arrays, which leases provide.
         np.copyto(target.detach().numpy(), array, casting="unsafe")
     else:
         target.copy_(torch.tensor(array))
 
 
 def _storage(tensor: torch.Tensor) -> tuple[int, torch.Size]:
-    # Weights of no elements all share address 0: the shape tells them apart.
+    # Weights without elements all have address 0: the shape distinguishes them.
     return tensor.data_ptr(), tensor.shape
 
 

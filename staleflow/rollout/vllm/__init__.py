@@ -1,4 +1,4 @@
-"""The vLLM engine: vLLM's own scheduler, KV cache and kernels, in a process of their own."""
+"""The vLLM engine: vLLM's scheduler, KV cache and kernels, in a separate process."""
 
 from staleflow.rollout.vllm.engine import VllmEngine
 

@@ -2,15 +2,15 @@
 
 Invariants:
 
-- nothing decodes but in `step` and at the end of `update`: between two calls vLLM stands still, so an update
-  never meets a step under way, and a token's weight version needs no guess;
-- `recompute` drops all KV and cached prefixes and computes those of the running trajectories anew; `keep_kv`
-  keeps what the running ones have;
-- nobody is served KV of other weights from the prefix cache: its keys are salted with the weight version, and
-  trajectories that wait are given the new one's salt.
+- vLLM decodes only in `step` and at the end of `update`. Between two calls it is idle, so no step is under
+  way during an update, and the weight version of each token is known exactly;
+- `recompute` drops all KV and cached prefixes and rebuilds those of the running trajectories; `keep_kv` keeps
+  the KV of the running ones;
+- the prefix cache never returns KV of other weights: its keys are salted with the weight version, and waiting
+  trajectories get the new version's salt.
 
-The core is that of vLLM's AsyncLLM and LLM, without their front ends: those would put an event loop, a text
-decoder and another process between vLLM and an engine that gives and takes token ids, step by step.
+This is the core of vLLM's AsyncLLM and LLM without their front ends, which would add an event loop, a text
+decoder and another process between vLLM and an engine that exchanges token ids step by step.
 """
 
 from __future__ import annotations
@@ -38,13 +38,14 @@ from staleflow.rollout.vllm.heads import widened_config, widening
 from staleflow.rollout.vllm.messages import Add, EngineSetup, Gain, Stepped, WeightsAt
 
 CPU_BLOCK_TOKENS = 32
-"""Tokens of a KV block on a CPU: the least that its kernels like; every trajectory wastes half of one."""
+"""Tokens of a KV block on a CPU: the smallest that its kernels support well; each trajectory wastes half a
+block on average."""
 CPU_BATCH_TOKENS = (2048, 16384)
-"""Tokens of one pass on a CPU: the KV cache's capacity within these, so that all is prefilled at once."""
+"""Bounds on the tokens of one pass on a CPU: the KV capacity, to prefill all at once, is clipped to these."""
 
 
 class Core:
-    """The engine core of `setup`. Raises ConfigError for settings that vLLM refuses."""
+    """The engine core for `setup`. Raises ConfigError for settings that vLLM refuses."""
 
     def __init__(self, setup: EngineSetup, on_failure: Callable[[], None]) -> None:
         """`on_failure` is called, in a thread, when a worker process dies."""
@@ -73,11 +74,11 @@ class Core:
         self.max_model_len = int(config.model_config.max_model_len)
         blocks, block = config.cache_config.num_gpu_blocks or 0, config.cache_config.block_size
         whole = config.cache_config.kv_cache_size_tokens or blocks * block
-        # On a CPU there are blocks to spare for those that are filled in part.
+        # On a CPU there are spare blocks, because blocks may be partly filled.
         self.kv_capacity = min(whole, setup.kv_capacity_tokens) if self._cpu else int(whole)
 
     def _arguments(self, model: str) -> dict[str, Any]:
-        """Of EngineArgs."""
+        """Arguments of EngineArgs."""
         setup = self._setup
         eager = self._cpu if setup.enforce_eager is None else setup.enforce_eager
         arguments: dict[str, Any] = {
@@ -103,11 +104,11 @@ class Core:
                 "max_model_len": min(setup.max_model_len, capacity),
                 "block_size": CPU_BLOCK_TOKENS,
                 "num_gpu_blocks_override": -(-capacity // CPU_BLOCK_TOKENS) + setup.max_running + 1,
-                "kv_cache_memory_bytes": 1 << 26,  # so that none is measured: the blocks decide
+                "kv_cache_memory_bytes": 1 << 26,  # skips measuring memory: the number of blocks decides
                 "max_num_batched_tokens": max(least, min(most, capacity)),
             }
             if eager:
-                # Else a sampling kernel is compiled at the first step, which takes longer than a short run.
+                # Otherwise the first step compiles a sampling kernel, which takes longer than a short run.
                 os.environ["TORCHDYNAMO_DISABLE"] = "1"
                 import torch._dynamo.config
 
@@ -128,7 +129,7 @@ class Core:
             seed=item.seed,
             max_tokens=item.max_tokens,
             stop_token_ids=list(sampling.stop_token_ids),
-            ignore_eos=True,  # what ends a response is in stop_token_ids
+            ignore_eos=True,  # stop_token_ids alone end a response
             detokenize=False,
             logprobs=0,  # of the sampled token only
         )
@@ -150,14 +151,14 @@ class Core:
         self._core.abort_requests([str(number) for number in numbers])
 
     def step(self) -> Stepped:
-        """One step of all that run; whoever waits joins while there is room."""
+        """One step of all running trajectories; waiting ones join while there is room."""
         began = time.perf_counter()
         before = {request.request_id for request in self._scheduler.running}
         outputs: list[EngineCoreOutput] = []
         while self._core.batch_queue or self._scheduler.has_requests():
             result, executed = self._core.step_fn()
             self._core.post_step(executed)
-            if result is not None:  # None: the batch queue of asynchronous scheduling was filled
+            if result is not None:  # None: asynchronous scheduling only filled its batch queue
                 outputs = [output for each in result.values() for output in each.outputs]
                 break
         after = {request.request_id for request in self._scheduler.running}
@@ -173,12 +174,12 @@ class Core:
     # ------------------------------------------------------------------ weights
 
     def update(self, weights: WeightsAt, on_pull: OnPull) -> Iterator[Stepped]:
-        """Swap weights; yields the steps that ended before it, and those that rebuilt KV.
+        """Swap weights; yields the steps that finish before the swap, and those that rebuild KV.
 
-        Raises TransportError, having changed nothing, when they cannot be had; any other error leaves the
-        engine useless.
+        Raises TransportError, changing nothing, if the weights are not available. After any other error the
+        engine is unusable.
         """
-        yield from self._standing_still()
+        yield from self._finish_steps()
         answers: list[str] = self._core.collective_rpc("staleflow_lease", args=(weights,))
         reasons = [answer for answer in answers if answer]
         if reasons:
@@ -195,8 +196,8 @@ class Core:
         if on_pull == "recompute" and running:
             yield from self._rebuild(running)
 
-    def _standing_still(self) -> Iterator[Stepped]:
-        """Let steps that are under way, as asynchronous scheduling has them, end."""
+    def _finish_steps(self) -> Iterator[Stepped]:
+        """Pause the scheduler and finish the steps that asynchronous scheduling has under way."""
         self._scheduler.set_pause_state(PauseState.PAUSED_ALL)
         self._rebuilding = True
         while self._core.batch_queue:
@@ -204,7 +205,7 @@ class Core:
         self._rebuilding = False
 
     def _rebuild(self, running: list[str]) -> Iterator[Stepped]:
-        """Steps until those that ran run again, or there is no room for them."""
+        """Step until the trajectories in `running` run again, or no more of them fit."""
         left, self._rebuilding = set(running), True
         yield Stepped(version=self._version, gains=[], preempted=[int(r) for r in running], rebuilding=True)
         while left:
@@ -216,7 +217,7 @@ class Core:
         self._rebuilding = False
 
     def _salt_waiting(self) -> None:
-        """What waits will be computed under the present weights: let it share prefixes with its like."""
+        """Waiting trajectories will be prefilled under the new weights: let them share its prefixes."""
         if self._setup.prefix_caching:
             for request in self._scheduler.waiting:
                 request.cache_salt = self._salt

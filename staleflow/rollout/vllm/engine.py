@@ -1,4 +1,4 @@
-"""The vLLM engine: the owner's side, which keeps the books; vLLM itself is in a process of its own (`host`).
+"""The vLLM engine, owner's side: it keeps the trajectories; vLLM itself runs in a separate process (`host`).
 
 ::
 
@@ -8,15 +8,16 @@
 
 Invariants:
 
-- the trajectories are here, with every token that vLLM has told of; vLLM's process may die at any moment, and
-  costs no more than that this engine raises EngineError from then on;
-- a token has the version that was loaded when it was sampled: the host stamps each step, and nothing in it is
+- trajectories, with every token that vLLM has reported, are held here. vLLM's process may die at any moment;
+  the only effect is that this engine raises EngineError from then on;
+- a token carries the version that was loaded when it was sampled: the host stamps each step, and no step is
   under way during an update;
-- whatever is asked of vLLM is the rest of the trajectory's budget, of `max_model_len` and of the KV capacity;
-- a request's seed depends on (run seed, trajectory id, position at which it is added) alone, so the tokens
-  do too, but for a draw that the batch's rounding tips. They are not those of the torch engine.
+- a request to vLLM is limited by the rest of the trajectory's budget, of `max_model_len` and of the KV
+  capacity;
+- a request's seed depends only on (run seed, trajectory id, position at which it is added). So do its tokens,
+  unless rounding within the batch tips a draw. They differ from the torch engine's.
 
-The host works one step ahead of `step`, so that it need not wait while this process writes its reports.
+The host works one step ahead of `step`, so it does not wait while this process writes its reports.
 """
 
 from __future__ import annotations
@@ -57,17 +58,17 @@ from staleflow.rollout.vllm.weight_checks import check_shapes, stored_shapes
 from staleflow.servers.transport import Handle
 
 STEPS_AHEAD = 1
-"""Steps that the host may be ahead."""
+"""Steps by which the host may be ahead."""
 
 
 class VllmEngine:
     """Engine around vLLM for the model in folder `model`, without weights until `load_weights`.
 
-    `weights`: where vLLM's workers lease a version that is loaded; None, or one that cannot be pickled: the
-    tensors travel in a file in shared memory. `log`: file for all that vLLM prints; None: nowhere.
-    `start_timeout_s` in seconds. `kv_capacity_tokens` is what the KV cache holds on a CPU; on a GPU
-    `gpu_memory_utilization` decides. Further arguments of vLLM's EngineArgs come in `options`.
-    Raises EngineError when vLLM does not start, ConfigError when it refuses the settings.
+    `weights`: where vLLM's workers lease a version; if None, or not picklable, tensors travel in a file in
+    shared memory. `log`: file for vLLM's output; None discards it. `start_timeout_s` in seconds.
+    `kv_capacity_tokens` is the size of the KV cache on a CPU; on a GPU `gpu_memory_utilization` decides.
+    `options`: further arguments of vLLM's EngineArgs. Raises EngineError if vLLM does not start, ConfigError
+    if it refuses the settings.
     """
 
     def __init__(
@@ -103,8 +104,8 @@ class VllmEngine:
         self._running: set[int] = set()
         self._finished: list[Trajectory] = []
         self._arrivals = 0
-        self._asked = 0  # steps that the host has not answered yet
-        self._idle = 0  # those of them that were asked for before there was anything to decode
+        self._asked = 0  # steps requested and not yet answered by the host
+        self._idle = 0  # those of them that were requested before there was anything to decode
         self._preemptions = 0
         self._generated = 0
         self._decode_steps = 0
@@ -135,13 +136,13 @@ class VllmEngine:
 
     @property
     def host_pid(self) -> int:
-        """The process that holds vLLM, and the group of all that it starts."""
+        """Id of the process that holds vLLM, and of the process group that it starts."""
         return self._host.pid
 
     # ------------------------------------------------------------------ trajectories
 
     def add(self, trajectory: Trajectory, *, greedy: bool = False) -> None:
-        """Queue a trajectory. Raises EngineError when it can never be continued here."""
+        """Queue a trajectory. Raises EngineError if this engine can never continue it."""
         self._check()
         if trajectory.trajectory_id in self._held:
             raise EngineError(f"trajectory {trajectory.trajectory_id} is already in this engine")
@@ -186,7 +187,7 @@ class VllmEngine:
         return finished
 
     def interrupt(self, trajectory_ids: Sequence[str]) -> Sequence[Trajectory]:
-        """Remove trajectories, with all tokens that vLLM has for them. Unknown ids are skipped."""
+        """Remove trajectories, keeping all tokens that vLLM has for them. Unknown ids are skipped."""
         wanted = self._numbers(trajectory_ids)
         if wanted:
             self._send(Remove(numbers=wanted, answer=True))
@@ -196,14 +197,14 @@ class VllmEngine:
         return self._forget(trajectory_ids)
 
     def abort(self, trajectory_ids: Sequence[str]) -> Sequence[Trajectory]:
-        """Remove trajectories whose tokens are not wanted any more. Unknown ids are skipped."""
+        """Remove trajectories whose tokens are no longer needed. Unknown ids are skipped."""
         wanted = self._numbers(trajectory_ids)
         if wanted:
             self._send(Remove(numbers=wanted, answer=False))
         return self._forget(trajectory_ids)
 
     def trajectories(self) -> Mapping[str, Trajectory]:
-        """Every trajectory held, running or waiting, with its tokens so far."""
+        """All trajectories held, running or waiting, with their tokens so far."""
         ended = {t.trajectory_id: t.finished(None) for t in self._finished}
         return ended | {name: generation.trajectory() for name, generation in self._held.items()}
 
@@ -221,10 +222,10 @@ class VllmEngine:
         del self._held[generation.trajectory_id], self._numbered[generation.order]
         self._running.discard(generation.order)
 
-    # ------------------------------------------------------------------ what vLLM says
+    # ------------------------------------------------------------------ messages from vLLM
 
     def _messages(self) -> Iterator[Any]:
-        """Messages of the host, each after it was taken into the books."""
+        """Messages from the host; a `Stepped` is recorded before it is yielded."""
         while True:
             try:
                 message = self._host.receive()
@@ -238,7 +239,7 @@ class VllmEngine:
         if not stepped.rebuilding:
             self._asked -= 1
             self._idle -= self._idle > 0
-        # A trajectory that was aborted may have gained in the step under way.
+        # An aborted trajectory may have gained tokens in the step that was under way.
         gains = [gain for gain in stepped.gains if gain.number in self._numbered]
         if gains and not stepped.rebuilding:
             self._decode_steps += 1
@@ -271,11 +272,11 @@ class VllmEngine:
     # ------------------------------------------------------------------ weights
 
     def load_weights(self, tensors: Mapping[str, NDArray[Any]], version: int, on_pull: OnPull) -> None:
-        """Swap weights in place; running trajectories stay, their KV rebuilt or kept as `on_pull` says.
+        """Swap weights in place; running trajectories stay, their KV rebuilt or kept according to `on_pull`.
 
-        The workers lease `version` for themselves where there is a handle; `tensors` then only say what it
-        is made of. Raises EngineError, with the old weights and version in place, for tensors that are not
-        this model's, and when the workers cannot have them. Any other failure breaks the engine.
+        With a handle, the workers lease `version` themselves, and `tensors` only serves to check names and
+        shapes. Raises EngineError, keeping the old weights and version, if the tensors do not match this
+        model or the workers cannot get them. Any other failure breaks the engine.
         """
         self._check()
         check_shapes(tensors, self._stored, tied=self._tied)
@@ -301,14 +302,14 @@ class VllmEngine:
             save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, file)
             yield WeightsAt(version=version, handle=None, file=file)
 
-    # ------------------------------------------------------------------ counts, end
+    # ------------------------------------------------------------------ counts and closing
 
     def load(self) -> EngineLoad:
-        """Counts for the snapshot. Running: those that decode; one in the middle of its prefill waits.
+        """Counts for the snapshot. A trajectory in the middle of its prefill counts as waiting.
 
-        Where prefixes are shared, or blocks happen to be full, more tokens may run than the capacity: it is
-        what fits whatever their lengths, and no more than it is said to be in use. Raises EngineError from a
-        broken engine: one that holds nothing would look idle, and refuse trajectories for ever.
+        `kv_capacity` is what fits whatever the lengths. With shared prefixes, or blocks that happen to be
+        full, more tokens may run; `kv_tokens` is capped at the capacity. A broken engine raises EngineError:
+        reporting empty counts, it would look idle and refuse trajectories forever.
         """
         self._check()
         running = len(self._running)
@@ -328,7 +329,7 @@ class VllmEngine:
         )
 
     def close(self) -> None:
-        """End vLLM and every process of it; may be called twice. Any later call raises EngineError."""
+        """End vLLM and all its processes; may be called twice. Any later call raises EngineError."""
         self._failure = self._failure or "the engine is closed"
         self._held.clear()
         self._numbered.clear()
@@ -347,7 +348,7 @@ class VllmEngine:
             raise EngineError(self._failure)
 
     def _broken(self, reason: str) -> EngineError:
-        """From here on nothing goes; what is left of vLLM is ended."""
+        """Mark the engine as failed, kill vLLM, and return the error to raise."""
         self._failure = reason
         self._host.kill()
         return EngineError(reason)

@@ -1,4 +1,4 @@
-"""Ending a process group at once, and with it what it keeps in shared memory."""
+"""Kills a process group at once, including its shared memory."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import psutil
 
 
 def kill_group(group: int) -> None:
-    """SIGKILL every process of `group` but the caller.
+    """SIGKILL every process of `group` except the caller.
 
-    Python's resource trackers are spared: each ends by itself when those that it serves are dead, and removes
-    their shared memory, which would stay behind otherwise.
+    Python's resource trackers are spared: each exits by itself when the processes it serves are dead, and
+    removes their shared memory, which would otherwise remain.
     """
-    for _ in range(2):  # one that was about to start another may have done so
+    for _ in range(2):  # a process may have started another one during the first pass
         for process in psutil.process_iter():
             with contextlib.suppress(ProcessLookupError, psutil.Error):
                 if process.pid != os.getpid() and os.getpgid(process.pid) == group and not _tracks(process):

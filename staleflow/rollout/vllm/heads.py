@@ -1,10 +1,10 @@
-"""Attention heads that are smaller than the smallest which vLLM's CPU kernels know, made wider by zeros.
+"""Pads attention heads with zeros if they are smaller than vLLM's CPU kernels support.
 
-Invariant: the widened model computes the same function. Each head gets dimensions that queries, keys and
-values leave at 0; rotary embedding goes on over the old ones (`partial_rotary_factor`); queries are scaled by
-sqrt(new / old), since attention divides by the root of the head's width.
+Invariant: the widened model computes the same function. Each head gets extra dimensions in which queries,
+keys and values are 0; rotary embedding covers only the old ones (`partial_rotary_factor`); queries are scaled
+by sqrt(new / old), since attention divides by the square root of the head's width.
 
-Only toy models have such heads. It works for those whose projections are called as Llama's are.
+Only toy models have such heads. The model's projections must be named like Llama's.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Widening:
-    """From so many dimensions of a head to so many."""
+    """Widens each head from `old` to `new` dimensions."""
 
     old: int
     new: int
 
     def __call__(self, name: str, tensor: NDArray[Any]) -> NDArray[Any]:
-        """The tensor of that name as the widened model has it."""
+        """The widened model's version of the tensor called `name`."""
         match name.split(".")[-2:]:
             case [("q_proj" | "k_proj" | "v_proj") as projection, "weight" | "bias"]:
                 wide = self._widened(tensor, 0)
@@ -38,7 +38,7 @@ class Widening:
         return tensor
 
     def _widened(self, tensor: NDArray[Any], axis: int) -> NDArray[Any]:
-        """Zeros behind each head along `axis`."""
+        """Append zeros to each head along `axis`."""
         shape = tensor.shape
         split = (*shape[:axis], shape[axis] // self.old, self.old, *shape[axis + 1 :])
         room = [(0, 0)] * len(split)
@@ -48,9 +48,9 @@ class Widening:
 
 
 def widening(about: Mapping[str, Any], known: Sequence[int]) -> Widening | None:
-    """How a model with this config.json must be widened for kernels that know these widths; None: not at all.
+    """How to widen a model with the config.json `about` for kernels that support the widths `known`.
 
-    None as well for a model that cannot be: vLLM then says what it lacks.
+    None: it needs no widening, or cannot be widened; in that case vLLM reports the problem.
     """
     heads = about.get("num_attention_heads")
     width = about.get("head_dim") or (about.get("hidden_size", 0) // heads if heads else 0)

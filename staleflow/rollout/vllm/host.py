@@ -1,8 +1,8 @@
 """The process that holds vLLM: `python -m staleflow.rollout.vllm.host <pipe> <lifeline>` (file descriptors).
 
-Invariants: it does what it is told, in order; it ends, with every process of its group, when its owner does,
-whatever the owner dies of: the kernel then closes the other end of the lifeline. Whatever it and its children
-print goes where its owner sent their standard output.
+Invariants: it executes messages in order; when its owner ends, for whatever reason, it ends with every
+process of its group, because the kernel then closes the other end of the lifeline. The owner chooses where
+its output and that of its children goes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main(pipe: int, lifeline: int) -> None:
     try:
         serve(owner)
     except (EOFError, BrokenPipeError):
-        pass  # the owner is gone
+        pass  # the owner has ended
     except Exception as error:
         traceback.print_exc()
         with contextlib.suppress(OSError):
@@ -49,13 +49,13 @@ def main(pipe: int, lifeline: int) -> None:
 
 
 def serve(owner: Connection) -> None:
-    """Build what the first message asks for, then obey until Close."""
+    """Build the engine of the first message, then execute messages until Close."""
     setup: EngineSetup = owner.recv()
     from staleflow.rollout.vllm.core import Core
 
     def worker_died() -> None:
         with contextlib.suppress(OSError):
-            owner.send(Broken(reason="a worker process of vLLM died"))
+            owner.send(Broken(reason="a vLLM worker process died"))
         end_group()
 
     try:
@@ -89,12 +89,12 @@ def serve(owner: Connection) -> None:
 
 
 def _end_with_owner(lifeline: int) -> None:
-    os.read(lifeline, 1)  # nothing is ever written: it returns when the other end is closed
+    os.read(lifeline, 1)  # nothing is ever written, so this returns when the other end is closed
     end_group()
 
 
 def end_group() -> None:
-    """End this process and all that it started."""
+    """End this process and all processes of its group."""
     if os.getpgid(0) == os.getpid():
         kill_group(os.getpid())
     os._exit(1)

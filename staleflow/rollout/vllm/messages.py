@@ -1,14 +1,14 @@
-"""What the engine and the process that holds vLLM say to each other.
+"""Messages between the engine and the process that holds vLLM.
 
-Invariants: one pipe carries everything, in order, so that whatever was said before an update is about the
-weights before it; a trajectory is called by the number of its arrival; only small values travel, no weights.
+Invariants: one pipe carries all messages in order, so everything sent before an update refers to the weights
+before it; a trajectory is identified by its arrival number; messages are small and contain no weights.
 
 ::
 
     engine  --EngineSetup, Add, Remove, DecodeStep, WeightUpdate, Close-->  host
             <--Ready | Refused, Stepped, Removed, Updated, Broken--
 
-Each DecodeStep is answered by one Stepped. Further Stepped may come before Updated: steps that rebuilt KV.
+One Stepped answers each DecodeStep. Further Stepped may precede Updated: steps that rebuilt KV.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class EngineSetup:
     """Folder with the model's config.json; its weights are not read."""
     dtype: str
     max_model_len: int
-    """Most tokens of prompt and response together."""
+    """Limit on the tokens of prompt and response together."""
     kv_capacity_tokens: int
-    """Decides the size of the KV cache on a CPU; on a GPU the memory does."""
+    """Size of the KV cache on a CPU; on a GPU its memory decides."""
     max_running: int
     gpu_memory_utilization: float
     tensor_parallel: int
     enforce_eager: bool | None
-    """None: on a CPU, where compiling takes longer than it saves."""
+    """None: true on a CPU, where compiling takes longer than it saves."""
     prefix_caching: bool
     options: dict[str, Any]
     """Further arguments of vLLM's EngineArgs."""
@@ -43,55 +43,55 @@ class EngineSetup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """vLLM is up, with weights that mean nothing yet."""
+    """vLLM is up, with random weights."""
 
     kv_capacity: int
-    """Tokens that the KV cache holds."""
+    """Capacity of the KV cache in tokens."""
     max_model_len: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """The EngineSetup, or a WeightUpdate that has changed nothing, cannot be done."""
+    """The EngineSetup or a WeightUpdate was refused; a refused WeightUpdate changed nothing."""
 
     reason: str
     blame_user: bool = False
-    """The settings are at fault."""
+    """True if the settings are at fault."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broken:
-    """The host ends: what it held is lost."""
+    """The host ends; its state is lost."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Add:
-    """A trajectory to go on with."""
+    """Start or continue a trajectory."""
 
     number: int
     tokens: list[int]
     """Prompt and response so far."""
     max_tokens: int
-    """New ones at most; at least 1."""
+    """Limit on new tokens; at least 1."""
     seed: int
     sampling: SamplingParams
-    """Its `max_model_len` is not looked at."""
+    """Its `max_model_len` is ignored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remove:
-    """Trajectories to forget."""
+    """Forget trajectories."""
 
     numbers: tuple[int, ...]
     answer: bool
-    """Say Removed: nothing more comes of them."""
+    """Answer with Removed: no more tokens of these trajectories follow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """Every Stepped of before has been said."""
+    """All earlier Stepped have been sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +100,13 @@ class DecodeStep:
 
 
 class Gain(NamedTuple):
-    """What a trajectory gained in a step."""
+    """Tokens that one trajectory gained in a step."""
 
     number: int
     tokens: list[int]
     log_probs: list[float]
     cached: int
-    """Tokens that a trajectory which joined found in the prefix cache."""
+    """Tokens that a newly joined trajectory found in the prefix cache."""
     ended: Literal["", "stop", "length"]
 
 
@@ -115,14 +115,14 @@ class Stepped:
     """One step is done."""
 
     version: int
-    """Weights that all its tokens were drawn with."""
+    """Weight version of all its tokens."""
     gains: list[Gain]
     preempted: list[int]
-    """Lost their KV to others, or to an update; they wait."""
+    """Trajectories that lost their KV to others, or to an update, and now wait."""
     seconds: float = 0.0
-    """It took."""
+    """Duration."""
     rebuilding: bool = False
-    """Part of an update: it does not answer a DecodeStep."""
+    """Part of an update, not an answer to a DecodeStep."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,9 +131,9 @@ class WeightsAt:
 
     version: int
     handle: Handle | None
-    """To lease the version from."""
+    """Where to lease the version."""
     file: str | None
-    """Else: a safetensors file."""
+    """Without a handle: a safetensors file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,9 +146,9 @@ class WeightUpdate:
 
 @dataclass(frozen=True, slots=True)
 class Updated:
-    """The new weights are at work, in all tokens from here on."""
+    """The new weights are loaded; all later tokens come from them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """End in good order."""
+    """Shut down cleanly."""

@@ -1,6 +1,6 @@
-"""What can be known about vLLM without importing it, which takes longer than a config error should.
+"""Checks vLLM options without importing vLLM, because the import is too slow for a config check.
 
-The names of its arguments are read from its source: the fields of the class EngineArgs.
+The argument names are read from vLLM's source: the fields of the class EngineArgs.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ SET_ELSEWHERE = {
     "enable_prefix_caching": "rollout.vllm.prefix_caching",
     "num_gpu_blocks_override": _KV_SIZE,
 }
-"""Arguments of vLLM that have a key of their own."""
+"""vLLM arguments that have their own config key."""
 FIXED = ("logprobs_mode", "load_format", "skip_tokenizer_init", "worker_extension_cls", "generation_config")
-"""Arguments that the engine depends on."""
+"""Arguments that the engine sets itself and depends on."""
 
 
 def check_vllm(options: Iterable[str]) -> None:
-    """Raise ConfigError when vLLM is missing, or `rollout.vllm.options` names what it does not take."""
+    """Raise ConfigError if vLLM is missing, or `rollout.vllm.options` names an argument it cannot take."""
     folder = _folder()
     if folder is None:
         raise ConfigError(f"rollout.engine is vllm, but {HOW_TO_INSTALL}")
@@ -43,16 +43,16 @@ def check_vllm(options: Iterable[str]) -> None:
     for name in options:
         key = f"rollout.vllm.options.{name}"
         if name in SET_ELSEWHERE:
-            raise ConfigError(f"{key} is set by {SET_ELSEWHERE[name]}: set that")
+            raise ConfigError(f"{key} has its own config key: set {SET_ELSEWHERE[name]} instead")
         if name in FIXED:
-            raise ConfigError(f"{key} is what this engine depends on: leave it out")
+            raise ConfigError(f"{key} is fixed by the engine: leave it out")
         if known and name not in known:
             meant = did_you_mean(name, known)
             raise ConfigError(f"{key} is not an argument of vLLM's EngineArgs{meant and f'; {meant}'}")
 
 
 def argument_names(folder: Path) -> frozenset[str]:
-    """The fields of EngineArgs in vLLM's folder; empty when they cannot be read."""
+    """The fields of EngineArgs in vLLM's folder; empty if they cannot be read."""
     try:
         tree = ast.parse((folder / "engine" / "arg_utils.py").read_text(encoding="utf-8"))
     except (OSError, SyntaxError):

@@ -1,7 +1,7 @@
-"""The host process, seen from its owner: started, spoken to, and ended.
+"""The host process, seen from its owner: start, exchange messages, end.
 
-Invariants: waiting for it ends when it dies and, while it starts, at a time limit; nothing of it is left when
-it is closed, nor when its owner is killed; the environment that vLLM needs is its own.
+Invariants: a wait ends when the process dies and, during start-up, at a time limit; nothing of it remains
+when it is closed or its owner is killed; the environment that vLLM needs is set in this process only.
 """
 
 from __future__ import annotations
@@ -20,22 +20,23 @@ from staleflow.errors import ConfigError, EngineError
 from staleflow.rollout.vllm.group import kill_group
 from staleflow.rollout.vllm.messages import Broken, Close, EngineSetup, Ready, Refused
 
-LOOK_S = 0.5
-"""How often a wait looks whether the process is alive; death closes the pipe and is mostly seen at once."""
+POLL_S = 0.5
+"""A wait checks this often whether the process is alive; usually its death closes the pipe and ends the wait
+at once."""
 END_WAIT_S = 5.0
-"""How long it may take to end in good order."""
+"""Time limit for a clean shutdown."""
 
 
 class HostProcess:
-    """vLLM as `setup` asks, in a process with `threads` CPU threads, whose output goes to `log` (None: away).
+    """vLLM built from `setup` in a process with `threads` CPU threads. `log`: file for output; None drops it.
 
-    Raises EngineError when it is not up within `limit_s`, ConfigError for settings that vLLM refuses.
+    Raises EngineError if it is not up within `limit_s`, ConfigError for settings that vLLM refuses.
     """
 
     def __init__(self, setup: EngineSetup, *, threads: int, log: Path | None, limit_s: float) -> None:
         self._log = log
         self._pipe, theirs = Pipe()
-        held, self._lifeline = os.pipe()  # they hold the reading end, and see ours closed
+        held, self._lifeline = os.pipe()  # the host holds the read end and sees when ours closes
         output: int | IO[bytes] = subprocess.DEVNULL if log is None else log.open("ab")
         try:
             self._process = subprocess.Popen(
@@ -45,7 +46,7 @@ class HostProcess:
                 stderr=subprocess.STDOUT,
                 env=environment(os.environ, threads),
                 pass_fds=(theirs.fileno(), held),
-                start_new_session=True,  # a group of its own, that Ctrl-C does not reach
+                start_new_session=True,  # its own process group, which Ctrl-C does not reach
             )
         except OSError:
             os.close(self._lifeline)
@@ -64,12 +65,12 @@ class HostProcess:
 
     @property
     def pid(self) -> int:
-        """Of the process, and of its group."""
+        """Id of the process and of its group."""
         return self._process.pid
 
     def _started(self, limit_s: float) -> Ready:
         deadline = time.monotonic() + limit_s
-        while not self._pipe.poll(LOOK_S):
+        while not self._pipe.poll(POLL_S):
             self._check_alive()
             if time.monotonic() > deadline:
                 raise EngineError(f"vLLM did not start within {limit_s:.0f} s{self._see_log()}")
@@ -80,22 +81,22 @@ class HostProcess:
         return answer
 
     def send(self, message: Any) -> None:
-        """Say something. Raises EngineError when nobody is there."""
+        """Send a message. Raises EngineError if the process is dead."""
         try:
             self._pipe.send(message)
         except OSError as error:
             raise self._dead() from error
 
     def receive(self) -> Any:
-        """Wait for the next message. Raises EngineError when the process broke or died."""
+        """Wait for the next message. Raises EngineError if the process failed or died."""
         try:
-            while not self._pipe.poll(LOOK_S):
+            while not self._pipe.poll(POLL_S):
                 self._check_alive()
             message = self._pipe.recv()
         except (EOFError, OSError) as error:
             raise self._dead() from error
         if isinstance(message, Broken):
-            raise EngineError(f"vLLM broke: {message.reason}{self._see_log()}")
+            raise EngineError(f"vLLM failed: {message.reason}{self._see_log()}")
         return message
 
     def _check_alive(self) -> None:
@@ -104,16 +105,16 @@ class HostProcess:
 
     def _dead(self) -> EngineError:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(LOOK_S)  # the pipe may be closed a moment before
+            self._process.wait(POLL_S)  # the pipe may close shortly before the process ends
         code = self._process.poll()
         how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-        return EngineError(f"the process of vLLM died ({how}){self._see_log()}")
+        return EngineError(f"the vLLM process died ({how}){self._see_log()}")
 
     def _see_log(self) -> str:
         return "" if self._log is None else f"; see {self._log}"
 
     def close(self) -> None:
-        """End it in good order, or else kill it. May be called twice."""
+        """Shut it down cleanly, or else kill it. May be called twice."""
         if self._process.poll() is None:
             with contextlib.suppress(EngineError, subprocess.TimeoutExpired):
                 self.send(Close())
@@ -121,7 +122,7 @@ class HostProcess:
         self.kill()
 
     def kill(self) -> None:
-        """Kill it, with everything that it started. May be called twice."""
+        """Kill it and everything that it started. May be called twice."""
         kill_group(self._process.pid)
         self._process.wait()
         self._pipe.close()
@@ -131,9 +132,9 @@ class HostProcess:
 
 
 def environment(inherited: Mapping[str, str], threads: int) -> dict[str, str]:
-    """What the host process sees: offline, silent about itself, with so many CPU threads."""
+    """Environment of the host process: offline, no usage statistics, `threads` CPU threads."""
     paths = [str(Path(entry or ".").resolve()) for entry in sys.path]
-    unset = {"VLLM_CPU_KVCACHE_SPACE"}  # the size of the cache is given as an argument, in blocks
+    unset = {"VLLM_CPU_KVCACHE_SPACE"}  # an argument sets the size of the cache, in blocks
     return {
         **{name: value for name, value in inherited.items() if name not in unset},
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
@@ -143,7 +144,7 @@ def environment(inherited: Mapping[str, str], threads: int) -> dict[str, str]:
         "NO_COLOR": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_COLOR": "0",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine core is in the host itself
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine core runs in the host itself
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(threads),

@@ -1,6 +1,6 @@
-"""Weights are checked by name and shape before vLLM sees them.
+"""Checks weights by name and shape before vLLM gets them.
 
-vLLM itself only logs what was missing from an update, and would decode with what it had: at the start, noise.
+vLLM itself only logs what an update lacks and keeps decoding with the old values: at the start, noise.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of every weight in the safetensors files of a model folder (their headers only)."""
+    """Name -> shape of every weight in the safetensors files of a model folder (reads only their headers)."""
     shapes: dict[str, tuple[int, ...]] = {}
     for path in sorted(folder.glob("*.safetensors")):
         with path.open("rb") as file:
@@ -30,9 +30,9 @@ def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def check_shapes(tensors: Mapping[str, NDArray[Any]], stored: Shapes, *, tied: bool) -> None:
-    """Raise EngineError when `tensors` are not the weights of the model.
+    """Raise EngineError if `tensors` are not the weights of the model.
 
-    `tied`: one of two tied weights may be missing on either side, so only those on both are compared.
+    `tied`: one of two tied weights may be missing on either side.
     """
     given = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     for name, shape in given.items():

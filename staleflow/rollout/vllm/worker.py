@@ -1,10 +1,10 @@
-"""What is added to vLLM's workers: each takes new weights for itself, from the parameter server's storage.
+"""Extension of vLLM's workers: each loads new weights itself, from the parameter server's storage.
 
-Invariant: a version is first leased by all workers, which may fail without harm, and then loaded, which may
-not. vLLM shards what it is given: every worker goes through all tensors and keeps its part.
+Invariant: all workers first lease a version, which may fail without harm, and then load it, which must not
+fail. vLLM shards the weights: every worker reads all tensors and keeps its part.
 
-Tied embeddings travel under both names: vLLM's CPU kernels keep a packed copy of the head, which an update
-under the one name alone would leave behind (log-probs off by 0.5).
+Tied embeddings are passed under both names: vLLM's CPU kernels keep a packed copy of the head, which would
+stay old after an update under one name alone (log-probs off by 0.5).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class WeightLoading:
     _staleflow_subscriber: tuple[Handle, Subscriber] | None
 
     def staleflow_lease(self, at: WeightsAt) -> str:
-        """Pin the version; returns why it cannot be, or nothing."""
+        """Pin the version; returns the reason if that fails, else an empty string."""
         try:
             if at.handle is None:
                 from safetensors.numpy import load_file
@@ -50,7 +50,7 @@ class WeightLoading:
         return ""
 
     def staleflow_load(self, widen: Widening | None, tied: bool) -> None:
-        """Put what is leased in place of the old weights, and let it go."""
+        """Load the leased weights and release the lease."""
         leased = self._staleflow_leased
         assert leased is not None
         tensors = leased if isinstance(leased, Mapping) else leased.tensors
@@ -61,7 +61,7 @@ class WeightLoading:
             self.staleflow_release()
 
     def staleflow_release(self) -> None:
-        """Let what is leased go."""
+        """Release the lease, if any."""
         leased, self._staleflow_leased = self._staleflow_leased, None
         if leased is not None and not isinstance(leased, Mapping):
             leased.release()
@@ -78,7 +78,7 @@ def _weights(
 
 def _as_tensor(array: NDArray[Any]) -> torch.Tensor:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # leases are read-only, and nobody writes here
+        warnings.simplefilter("ignore")  # leases are read-only, and this code does not write
         tensor = torch.from_numpy(array)
-    # numpy has no bfloat16: it travels as an integer type of its size.
+    # numpy has no bfloat16: it is passed as an integer type of the same size.
     return tensor.view(torch.bfloat16) if array.dtype.kind in "iu" and array.itemsize == 2 else tensor
