@@ -49,7 +49,7 @@ Answer = Given | Waiting | Done | Failed
 SINGLE_TURN = "single_turn"
 """No environment: one prompt, one response."""
 ENVIRONMENTS = {"scripted_turns": "staleflow.data.environment.ScriptedTurns"}
-"""Names to classes; a dotted path of one's own is as good."""
+"""Environments by name; a dotted path to a class or function works as well."""
 
 
 def load_environment(name: str, options: Mapping[str, Any]) -> Environment | None:

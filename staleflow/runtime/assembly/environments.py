@@ -18,15 +18,19 @@ def build_environment(config: Config) -> Environment | None:
     return load_environment(config.environment.name, config.environment.options)
 
 
-def build_environments(config: Config) -> Environments | None:
-    """The pool that asks the config's environment, in this process."""
+def build_environments(config: Config, vocab_size: int) -> Environments | None:
+    """The pool that asks the config's environment, in this process. Its answers name known tokens only."""
     environment, section = build_environment(config), config.environment
     if environment is None:
         return None
-    return EnvironmentPool(environment, workers=section.workers, timeout_s=section.timeout_s)
+    return EnvironmentPool(
+        environment, vocab_size=vocab_size, workers=section.workers, timeout_s=section.timeout_s
+    )
 
 
-def build_inline_environments(config: Config, environment: Environment | None) -> Environments | None:
-    """The same in one thread. `environment` replaces the config's."""
+def build_inline_environments(
+    config: Config, vocab_size: int, environment: Environment | None
+) -> Environments | None:
+    """The same in one thread, without a time limit. `environment` replaces the config's."""
     environment = environment or build_environment(config)
-    return None if environment is None else InlineEnvironments(environment)
+    return None if environment is None else InlineEnvironments(environment, vocab_size=vocab_size)

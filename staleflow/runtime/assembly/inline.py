@@ -64,7 +64,7 @@ def build_inline_loop(
         log = paths.logs / "evaluator.engine.log"
         evaluator = build_evaluator(config, data.tokenizer, data.held_out, scorer, log=log)
     transport = "memory" if config.cluster.transport == "auto" else config.cluster.transport
-    environments = build_inline_environments(config, environment)
+    environments = build_inline_environments(config, data.tokenizer.vocab_size, environment)
     backend = InlineBackend(
         instances=instance_names(config),
         make_engine=make_engine or engine_of,

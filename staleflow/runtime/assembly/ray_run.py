@@ -91,11 +91,12 @@ def _build_ray_loop(
     """Called in the process of the loop."""
     from staleflow.runtime.backends.ray.backend import RayBackend
 
+    tokenizer = build_tokenizer(config)
     return build_loop(
         config,
         start,
         paths,
-        prompts=build_source(config, build_tokenizer(config)),
+        prompts=build_source(config, tokenizer),
         backend=RayBackend(
             config,
             part_builders(config, start),
@@ -105,7 +106,7 @@ def _build_ray_loop(
             logs=paths.logs,
             clock=clock,
             placement=placement,
-            environments=build_environments(config),
+            environments=build_environments(config, tokenizer.vocab_size),
         ),
         monitor=monitor,
         clock=clock,
