@@ -51,13 +51,13 @@ POLICIES = ("staleflow", "strict_queue", "strict", "one_step", "sync")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicySettings:
-    """The tunable part of the policies. A strategy is a name, one of the caller's own, or None: the policy's
-    default.
+    """The tunable part of the policies. A strategy is given by name or by a function that makes it; None: the
+    policy's default.
     """
 
-    routing: str | RoutingStrategy | None = None
-    synchronization: str | SynchronizationStrategy | None = None
-    migration: str | MigrationStrategy | None = None
+    routing: str | Callable[[], RoutingStrategy] | None = None
+    synchronization: str | Callable[[], SynchronizationStrategy] | None = None
+    migration: str | Callable[[], MigrationStrategy] | None = None
     mu: float = 0.3
     kv_headroom: float = KV_HEADROOM
     max_per_instance: int = 256
@@ -84,9 +84,11 @@ def build_coordinator(policy: str, settings: PolicySettings) -> Coordinator:
 
 
 def _chosen(
-    strategy: str | Strategy, named: dict[str, Callable[[PolicySettings], Strategy]], settings: PolicySettings
+    strategy: str | Callable[[], Strategy],
+    named: dict[str, Callable[[PolicySettings], Strategy]],
+    settings: PolicySettings,
 ) -> Strategy:
-    return named[strategy](settings) if isinstance(strategy, str) else strategy
+    return named[strategy](settings) if isinstance(strategy, str) else strategy()
 
 
 def what_fits(snapshot: Snapshot) -> int | None:

@@ -14,6 +14,7 @@ from staleflow.coordination.policies import (
     effective_bound,
     one_batch,
 )
+from staleflow.coordination.speculative import SpeculativeState
 from staleflow.protocol.buffer import StalenessBuffer
 
 SETTINGS = PolicySettings(mu=0.0, max_per_instance=8)
@@ -106,6 +107,29 @@ def test_each_strategy_of_staleflow_can_be_replaced_by_its_naive_variant() -> No
     }
     # 2/0.12 - 1/0.11 = 7.6 against 3/0.04 - 2/0.03 = 8.3
     assert [d.commands[0].instance for d in targets.values()] == ["many", "long"]
+
+
+class LastInstance:
+    """A routing strategy from outside: everything goes to the instance named last."""
+
+    made = 0
+
+    def __init__(self) -> None:
+        LastInstance.made += 1
+
+    def route(self, state: SpeculativeState) -> None:
+        for item in state.snapshot.pending:
+            state.route(item, max(state.instances), "it is the last")
+
+
+def test_a_strategy_of_the_callers_own_is_made_anew_for_each_coordinator() -> None:
+    buffer = StalenessBuffer(bound=0, batch_size=2, next_buffer=1)
+    work = picture(buffer, [view(f"i{n}", 1) for n in range(3)], waiting(("a", "g", None, 10)), newest=1)
+    settings = PolicySettings(routing=LastInstance)
+    for made in (1, 2):
+        commands = build_coordinator("staleflow", settings).step(work).commands
+        assert [c.instance for c in commands] == ["i2"]
+        assert LastInstance.made == made
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -115,12 +116,12 @@ def build_policy(config: Config) -> Coordinator:
 
 
 def _strategy(config: Config, part: str) -> Any:
-    """A strategy's name, or one of the user's own."""
+    """A strategy's name, or a function that makes the user's own."""
     section = getattr(config.coordination, part)
     if section.strategy is None or "." not in section.strategy:
         return section.strategy
     key = f"coordination.{part}.strategy"
-    return make_named(key, section.strategy, {}, section.options, STRATEGY_METHODS[part])
+    return partial(make_named, key, section.strategy, {}, section.options, STRATEGY_METHODS[part])
 
 
 def build_trajectory_server(config: Config, source: PromptSource, start: StartPoint) -> TrajectoryServer:
