@@ -11,10 +11,11 @@ Invariants:
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from staleflow.errors import ConfigError
+from staleflow.errors import ConfigError, UserError
 from staleflow.suggestions import did_you_mean
 
 
@@ -59,13 +60,40 @@ def make_named(
     make = load_named(key, name, known)
     try:
         made = make(**options)
+    except UserError:
+        raise
     except Exception as error:
-        raise ConfigError(
-            f"{key}: {name!r} cannot be made with options {dict(options)}: {type(error).__name__}: {error}"
-        ) from error
+        raise _cannot_be_made(key, name, options, error) from error
+    _check_methods(key, name, made, type(made), methods)
+    return made
+
+
+def check_named(
+    key: str, name: str, known: Mapping[str, str], options: Mapping[str, Any], methods: Sequence[str]
+) -> None:
+    """Raise the ConfigError of `make_named`, as far as it shows without making anything."""
+    make = load_named(key, name, known)
+    if not callable(make):
+        raise ConfigError(f"{key}: {name!r} is neither a class nor a function: name one that makes it")
+    try:
+        signature = inspect.signature(make)
+    except ValueError:  # a few built-in ones have none
+        return
+    try:
+        signature.bind(**options)
+    except TypeError as error:
+        raise _cannot_be_made(key, name, options, error) from None
+    if isinstance(make, type) and not hasattr(make, "__getattr__"):
+        _check_methods(key, name, make, make, methods)
+
+
+def _cannot_be_made(key: str, name: str, options: Mapping[str, Any], error: Exception) -> ConfigError:
+    return ConfigError(
+        f"{key}: {name!r} cannot be made with options {dict(options)}: {type(error).__name__}: {error}"
+    )
+
+
+def _check_methods(key: str, name: str, made: object, kind: type, methods: Sequence[str]) -> None:
     lacking = [method for method in methods if not callable(getattr(made, method, None))]
     if lacking:
-        raise ConfigError(
-            f"{key}: {name!r} makes a {type(made).__name__}, which has no method {lacking[0]!r}"
-        )
-    return made
+        raise ConfigError(f"{key}: {name!r} makes a {kind.__name__}, which has no method {lacking[0]!r}")

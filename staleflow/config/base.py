@@ -53,7 +53,7 @@ RoutingName = Annotated[str, AfterValidator(_name_or_dotted_path(("waterfall", "
 SynchronizationName = Annotated[str, AfterValidator(_name_or_dotted_path(("selective", "naive")))]
 MigrationName = Annotated[str, AfterValidator(_name_or_dotted_path(("cost_aware", "naive")))]
 TransportName = Annotated[
-    str, AfterValidator(_name_or_dotted_path(("auto", "shared_memory", "object_store", "device")))
+    str, AfterValidator(_name_or_dotted_path(("auto", "shared_memory", "object_store", "device", "memory")))
 ]
 SinkName = Annotated[str, AfterValidator(_name_or_dotted_path(("jsonl",)))]
 EngineName = Annotated[str, AfterValidator(_name_or_dotted_path(("torch", "vllm", "fake")))]

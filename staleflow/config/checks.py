@@ -184,8 +184,14 @@ def _cluster(config: Config) -> Iterator[Problem]:
             "an inline run keeps its weights in its own memory: leave it out, or set cluster.runtime to ray",
         )
     own_transport = "." in config.cluster.transport
-    if config.cluster.runtime == "inline" and config.cluster.transport != "auto" and not own_transport:
+    is_inline, transport = config.cluster.runtime == "inline", config.cluster.transport
+    if is_inline and transport not in ("auto", "memory") and not own_transport:
         yield "cluster.transport", "an inline run has no nodes: leave it out, or set cluster.runtime to ray"
+    if transport == "memory" and not is_inline:
+        yield (
+            "cluster.transport",
+            "memory works within one process: leave it out, or set cluster.runtime to inline",
+        )
     if config.cluster.transport_options and not own_transport:
         yield (
             "cluster.transport_options",

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, Strict
+from pydantic import Field, Strict, model_validator
 
 from staleflow.config.base import Section, SinkName, SourceName
 from staleflow.config.schema_cluster import Cluster
@@ -131,6 +131,12 @@ class SinkConfig(Section):
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the sink."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _name_alone(cls, value: Any) -> Any:
+        """A sink without options may be given by its name."""
+        return {"name": value} if isinstance(value, str) else value
+
 
 class Telemetry(Section):
     """What is shown and logged beside metrics.jsonl, which is always written."""
@@ -141,7 +147,8 @@ class Telemetry(Section):
     """Write journal.jsonl: what happened to each trajectory, for `staleflow explain` and trace.json."""
     wandb: Wandb = Wandb()
     sinks: Annotated[tuple[SinkConfig, ...], Strict(False)] = ()
-    """Further sinks, such as `[{name: my_package.MySink, options: {}}]`. A run whose sink fails goes on."""
+    """Further sinks: jsonl, or the dotted path of your own class (docs/extending.md). Each is a name, or a
+    map such as {name: jsonl, options: {path: copy.jsonl}}. A run whose sink fails goes on."""
 
 
 class Config(Section):

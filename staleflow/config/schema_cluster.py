@@ -49,9 +49,10 @@ class Cluster(Section):
     ship: Annotated[tuple[str, ...], Strict(False)] = ()
     """Your own Python packages (folders, or .py files) that are sent to every node of an existing cluster."""
     transport: TransportName = "auto"
-    """How weights reach the instances. shared_memory: there is one node; object_store: Ray's; device: NIXL,
-    by Ray's direct transport; or the dotted path of your own class (docs/extending.md). auto: on an existing
-    cluster device where it works, else object_store; else shared_memory, in an inline run plain memory."""
+    """How weights reach the instances. memory: in an inline run; shared_memory: on one node; object_store:
+    Ray's, between nodes; device: NIXL, by Ray's direct transport, between nodes; or the dotted path of your
+    own class (docs/extending.md). auto: inline memory, on a local cluster shared_memory, on an existing one
+    device where it works, else object_store."""
     transport_options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of a transport of your own."""
     transfer_mb: int = Field(default=64, ge=1)

@@ -9,7 +9,7 @@ next try needs no `--clean`.
     run        parts, models, files, data ──> run folder ──> cluster (connect, places, nodes)
     --dry-run  the same; of a cluster that would be started here only the GPUs are checked
     sweep      for each combination: parts, models, files, data
-    simulate   strategies, cost model, simulated machines ──> run folder
+    simulate   strategies, cost model, sinks, simulated machines ──> run folder
     plan       strategies, cost model
 """
 
@@ -31,6 +31,7 @@ from staleflow.runtime.assembly import (
     coordination_checks,
     part_checks,
     read_data,
+    sink_checks,
 )
 from staleflow.runtime.interrupts import Interrupts
 from staleflow.simulation.hardware import cluster_settings
@@ -147,6 +148,7 @@ def _coordination_checks(config: Config) -> list[Check]:
 def _machine_checks(config: Config) -> list[Check]:
     return [
         *_coordination_checks(config),
+        *(Check(name=key, make=make) for key, make in sink_checks(config)),
         Check(name="simulation", make=partial(cluster_settings, config)),
     ]
 

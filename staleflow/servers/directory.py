@@ -23,7 +23,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
@@ -41,7 +41,9 @@ LIFE_LIMIT_S = 10.0
 """A holder must answer a liveness check within this time."""
 CLOSE_LIMIT_S = 3.0
 
-Transport = Literal["auto", "object_store", "device"]
+NodeTransport = Literal["auto", "object_store", "device"]
+NODE_TRANSPORTS: tuple[str, ...] = get_args(NodeTransport)
+"""Ways between nodes. auto: device where it works, else object_store."""
 
 DIRECTORY_GROUPS = {"life": 1, "stores": 32}
 """Threads of the directory, by concurrency group."""
@@ -67,7 +69,7 @@ class WeightDirectory:
         self._log_as = log_as
 
     def start(
-        self, run_name: str, directory: str | None, *, transport: Transport, piece_bytes: int
+        self, run_name: str, directory: str | None, *, transport: NodeTransport, piece_bytes: int
     ) -> NodeHandle:
         """Returns the handle for other processes. Raises ConfigError if `transport` cannot work."""
         if transport == "device" and not DIRECT.installed():

@@ -20,8 +20,8 @@ from staleflow.servers.transport import ScopedLease, Tensors
 class MemoryTransport:
     """Storage, handle, publisher and subscriber in one: in one process they need no connection."""
 
-    def __init__(self, *, run_name: str = "run", expected_bytes: int | None = None) -> None:
-        """Takes the arguments common to all transports, and ignores them."""
+    def __init__(self, *, run_name: str = "run") -> None:
+        """`run_name`, which every transport is given, names nothing here."""
         self._versions: dict[int, Tensors] = {}
         self._leases: dict[int, int] = {}
         self._newest: int | None = None

@@ -1,4 +1,4 @@
-"""The parameter server: the newest complete weights of a run in host memory, for whoever pulls.
+"""The parameter server: the newest complete weights of a run in host memory, for every process that pulls.
 
 Invariants (kept by the transports, see `transport`): a puller never sees a torn version, a push never waits
 for a puller, a lease dies with its process, and the newest version only grows.
@@ -17,15 +17,16 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Any, Self
 
-from staleflow.errors import ConfigError
-from staleflow.registry import load_named
+from staleflow.registry import make_named
 from staleflow.servers.transport import Handle, Transport
 
 TRANSPORTS = {
     "shared_memory": "staleflow.servers.shared_memory.SharedMemoryTransport",
     "memory": "staleflow.servers.memory.MemoryTransport",
 }
-"""Transports by name; a dotted path to a class with the same constructor works as well."""
+"""Transports that need one owner process, by name; a dotted path to a class or function works as well. Those
+between nodes are in `directory`."""
+TRANSPORT_METHODS = ("close",)
 
 
 class ParameterServer:
@@ -34,23 +35,11 @@ class ParameterServer:
     `options` go to the transport, e.g. `directory` to `shared_memory`.
     """
 
-    def __init__(
-        self,
-        transport: str = "shared_memory",
-        *,
-        run_name: str = "run",
-        expected_bytes: int | None = None,
-        **options: Any,
-    ) -> None:
-        """`expected_bytes`: (pullers + 2) times the model's bytes, or None to let the first push find out.
-
-        Raises ConfigError when the transport is unknown, refuses an option, or lacks room.
-        """
-        create = load_named("transport", transport, TRANSPORTS)
-        try:
-            self._transport: Transport = create(run_name=run_name, expected_bytes=expected_bytes, **options)
-        except TypeError as error:
-            raise ConfigError(f"transport {transport!r} refuses its options {options}: {error}") from error
+    def __init__(self, transport: str = "shared_memory", *, run_name: str = "run", **options: Any) -> None:
+        """Raises ConfigError when the transport is unknown or cannot be made with these options."""
+        self._transport: Transport = make_named(
+            "cluster.transport", transport, TRANSPORTS, {"run_name": run_name, **options}, TRANSPORT_METHODS
+        )
 
     @property
     def handle(self) -> Handle:

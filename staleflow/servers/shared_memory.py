@@ -33,7 +33,7 @@ from staleflow.servers.file_lock import try_lock
 from staleflow.servers.folder_guard import FolderGuard
 from staleflow.servers.shared_memory_reader import SharedMemorySubscriber
 from staleflow.servers.shared_memory_writer import SharedMemoryPublisher
-from staleflow.servers.store_files import FOLDER_PREFIX, lack_of_room, starting_in, sweep
+from staleflow.servers.store_files import FOLDER_PREFIX, starting_in, sweep
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,22 +62,18 @@ class SharedMemoryTransport:
         self,
         *,
         run_name: str = "run",
-        expected_bytes: int | None = None,
         directory: str = "/dev/shm",
         guarded: bool = False,
     ) -> None:
-        """`expected_bytes`: total size of the segments, checked against the free space; None: no check.
+        """`guarded`: the folder is removed as soon as this process is killed, not only when the next run
+        starts.
 
-        `guarded`: the folder is removed as soon as this process is killed, not only when the next run starts.
-
-        Raises ConfigError if `directory` cannot be used or has too little room.
+        Raises ConfigError if `directory` cannot be used.
         """
         parent = Path(directory)
         try:
             with starting_in(parent):
                 sweep(parent)
-                if expected_bytes is not None and (lack := lack_of_room(parent, expected_bytes)):
-                    raise ConfigError(lack)
                 name = re.sub(r"[^A-Za-z0-9_.-]", "_", run_name)
                 self._folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{name}-", dir=parent))
                 self._owner = try_lock(self._folder / "owner", exclusive=True, create=True)

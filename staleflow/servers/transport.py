@@ -111,7 +111,7 @@ class Handle(Protocol):
 
 
 class Transport(Protocol):
-    """The storage of one run. Its constructor takes `run_name`, `expected_bytes` and its own options."""
+    """The storage of one run. Its constructor takes `run_name` and its own options."""
 
     @property
     def handle(self) -> Handle:

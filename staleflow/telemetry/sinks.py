@@ -22,11 +22,12 @@ class Sink(Protocol):
 
 
 SINKS = {"jsonl": "staleflow.telemetry.jsonl.JsonlSink"}
-"""Sinks by name that a config may add; a dotted path of one's own is as good."""
+"""Sinks that a config may add, by name; a dotted path to a class or function works as well."""
+SINK_METHODS = ("write", "close")
 
 
 class GuardedSink:
-    """A sink that may fail without ending the run: it says so once, and gets no further row."""
+    """A sink that may fail without ending the run: it warns once, and gets no further row."""
 
     def __init__(self, name: str, sink: Sink, warn: Callable[[str], None]) -> None:
         """`warn` takes one sentence."""
@@ -67,7 +68,10 @@ class Fanout:
             sink.write(row)
 
     def close(self) -> None:
-        """Close every sink; the first error is raised once all were tried."""
+        """Close every sink, the first one last, because it takes the warnings of the others.
+
+        The first error is raised once all were tried.
+        """
         with ExitStack() as stack:
-            for sink in reversed(self._sinks):
+            for sink in self._sinks:
                 stack.callback(sink.close)

@@ -108,12 +108,31 @@ def test_wrong_elements_of_lists_are_named() -> None:
         ("evaluation.engine=vlm", "my_package.my_name or null; did you mean vllm?"),
         ("reward.verifier=exact-match", "exact_match, reasoning_gym, math_verify, or a dotted path"),
         ("data.source='reasoning_gym:'", "reasoning_gym:<task>"),
+        ("environment.name=singleturn", "my_package.my_name; did you mean single_turn?"),
+        ("environment.workers=0", "at least 1"),
+        ("environment.timeout_s=0", "more than 0"),
+        ("coordination.routing.strategy=watrfall", "my_package.my_name or null; did you mean waterfall?"),
+        ("coordination.synchronization.strategy=selektive", "did you mean selective?"),
+        ("coordination.migration.strategy=cost", "cost_aware, naive, or a dotted path"),
+        ("cluster.transport=shm", "auto, shared_memory, object_store, device, memory, or a dotted path"),
+        ("telemetry.sinks=jsonl", "a list"),
     ],
 )
 def test_a_wrong_value_is_refused_with_what_is_allowed(override: str, allowed: str) -> None:
     (line,) = problems(override)
     assert line.startswith(override.partition("=")[0])
     assert allowed in line
+
+
+def test_a_sink_is_a_name_or_a_map() -> None:
+    config = load_config([], ["telemetry.sinks=[my.Sink, {name: jsonl, options: {path: a.jsonl}}]"])
+    assert [(sink.name, sink.options) for sink in config.telemetry.sinks] == [
+        ("my.Sink", {}),
+        ("jsonl", {"path": "a.jsonl"}),
+    ]
+    (line,) = problems("telemetry.sinks=[my.Sink, jsnol]")
+    assert line.startswith("telemetry.sinks.1.name: read jsnol")
+    assert line.endswith("did you mean jsonl?")
 
 
 def test_a_list_of_outages_is_checked_element_by_element() -> None:
@@ -165,6 +184,9 @@ def test_all_problems_are_listed_a_line_each() -> None:
             "tensor_parallel needs 2",
         ),
         (["cluster.runtime=inline", "cluster.transport=device"], "cluster.transport", "no nodes"),
+        (["cluster.transport=memory"], "cluster.transport", "works within one process"),
+        (["cluster.transport_options={a: 1}"], "cluster.transport_options", "a transport of your own"),
+        (["coordination.migration.options={a: 1}"], "coordination.migration.options", "of your own"),
         (
             ["cluster.runtime=inline", "cluster.shared_memory_dir=/x"],
             "cluster.shared_memory_dir",

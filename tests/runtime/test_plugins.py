@@ -15,6 +15,7 @@ from staleflow.config.schema import Config
 from staleflow.errors import ConfigError
 from staleflow.runtime.launch import launch
 from staleflow.runtime.launch_simulation import simulate_run
+from staleflow.runtime.preflight import prepare_plan
 from staleflow.storage.journal import read_journal
 
 OUTSIDE = '''
@@ -25,6 +26,7 @@ from staleflow.coordination.migration import NaiveMigration
 from staleflow.coordination.routing import NaiveRouting
 from staleflow.coordination.synchronization import NaiveSynchronization
 from staleflow.data.environment import Done, Given
+from staleflow.data.trajectory import Prompt
 from staleflow.rollout.fake import FakeEngine
 from staleflow.rollout.scripted_lengths import fixed
 from staleflow.servers.memory import MemoryTransport
@@ -57,8 +59,8 @@ class Migration(NaiveMigration):
 
 
 class Transport(MemoryTransport):
-    def __init__(self, *, run_name, expected_bytes=None, color):
-        super().__init__(run_name=run_name, expected_bytes=expected_bytes)
+    def __init__(self, *, run_name, color):
+        super().__init__(run_name=run_name)
         USED[f"transport {color}"] += 1
 
 
@@ -81,6 +83,36 @@ class FailingSink:
 
     def close(self):
         USED["failing sink closed"] += 1
+
+
+class FailingAtTheEnd:
+    def write(self, row):
+        USED["row"] += 1
+
+    def close(self):
+        raise OSError("the last upload failed")
+
+
+class Unreachable(Sink):
+    def __init__(self):
+        raise ConnectionError("no such host")
+
+
+class Prompts:
+    """Always the same prompt."""
+
+    def __init__(self, tokenizer, *, split, size, text):
+        self._prompt = Prompt(
+            prompt_id="0", tokens=tuple(tokenizer.encode(text)), text=text, answer="1", metadata={}
+        )
+        self._size = size
+
+    def __len__(self):
+        return self._size
+
+    def prompt(self, index):
+        USED["source"] += 1
+        return self._prompt
 
 
 class OneQuestion:
@@ -166,12 +198,15 @@ def test_a_run_of_parts_from_elsewhere(outside: Path, model: Path, tmp_path: Pat
         "training.algorithm=outside_parts.ALGORITHM",
         "training.dynamic_sampling=false",
         "reward.verifier=outside_parts.reward",
+        "data.source=outside_parts.Prompts",
+        "data.options={text: '1+0='}",
     )
     assert launch(config, resume=False, clean=False) == 0
     parts = used()
     assert parts.pop("trainer") == 2
     assert parts.pop("transport red") == 1
     assert parts.pop("sink closed") == 1
+    assert parts.pop("source") >= 64
     assert parts.keys() == {"routing mine", "synchronization", "migration", "environment", "engine"}
     assert rows.read_text().split().count("train") == 2
     folder = tmp_path / "toy"
@@ -237,6 +272,23 @@ def test_a_second_jsonl_file_is_a_sink_by_name(model: Path, tmp_path: Path) -> N
     assert copy.read_text() == (tmp_path / "toy" / "metrics.jsonl").read_text()
 
 
+def test_a_sink_that_fails_at_the_end_or_cannot_be_made_does_not_fail_the_run(
+    outside: Path, model: Path, tmp_path: Path
+) -> None:
+    """A sink without options is named alone. What fails last is still warned of in metrics.jsonl."""
+    sinks = "telemetry.sinks=[outside_parts.Unreachable, outside_parts.FailingAtTheEnd]"
+    assert launch(toy_config(model, tmp_path, "run.steps=1", sinks), resume=False, clean=False) == 0
+    assert used()["row"] > 0
+    lines = [json.loads(line) for line in (tmp_path / "toy" / "metrics.jsonl").read_text().splitlines()]
+    unreachable, upload = [line["event/text"] for line in lines if line.get("event/name") == "warning"]
+    assert "telemetry.sinks.0.name" in unreachable
+    assert "no such host; the run goes on without it" in unreachable
+    assert upload == (
+        "the metric sink outside_parts.FailingAtTheEnd failed and gets no further rows: "
+        "OSError: the last upload failed"
+    )
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [
@@ -248,7 +300,13 @@ def test_a_second_jsonl_file_is_a_sink_by_name(model: Path, tmp_path: Path) -> N
         ("cluster.transport=outside_parts.USED", "is neither a class nor a function"),
         ("environment.name=outside_parts.Sink", "cannot be made with options {}"),
         ("environment.name=outside_parts.FailingSink", "which has no method 'respond'"),
+        ("cluster.transport=outside_parts.Transport", "missing a required argument: 'color'"),
+        ("cluster.transport=outside_parts.engine", "missing a required argument: 'config'"),
         ("telemetry.sinks=[{name: nowhere.Sink}]", "importing nowhere failed"),
+        ("telemetry.sinks=[outside_parts.Sink]", "missing a required argument: 'path'"),
+        ("telemetry.sinks=[jsonl]", "missing a required argument: 'path'"),
+        ("telemetry.sinks=[outside_parts.Migration]", "which has no method 'write'"),
+        ("telemetry.sinks=[outside_parts.USED]", "is neither a class nor a function"),
     ],
 )
 def test_what_cannot_be_used_is_refused_before_a_folder_is_made(
@@ -261,9 +319,29 @@ def test_what_cannot_be_used_is_refused_before_a_folder_is_made(
     assert not (tmp_path / "toy").exists()
 
 
-def test_a_strategy_that_cannot_be_made_is_refused_in_a_simulation_as_well(
-    outside: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("coordination.routing.strategy=nowhere.Routing", r"coordination\.routing\.strategy"),
+        ("telemetry.sinks=[nowhere.Sink]", r"telemetry\.sinks\.0\.name"),
+    ],
+)
+def test_a_part_that_cannot_be_made_is_refused_in_a_simulation_as_well(
+    override: str, message: str, outside: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match=r"coordination\.routing\.strategy"):
-        simulate_run(simulated(tmp_path, "coordination.routing.strategy=nowhere.Routing"), clean=False)
+    with pytest.raises(ConfigError, match=message):
+        simulate_run(simulated(tmp_path, override), clean=False)
     assert not (tmp_path / "s").exists()
+
+
+def test_a_strategy_that_cannot_be_made_is_refused_in_a_plan_as_well(outside: Path, tmp_path: Path) -> None:
+    config = simulated(tmp_path, "coordination.migration.strategy=outside_parts.Nothing")
+    with pytest.raises(ConfigError, match="module outside_parts has no 'Nothing'"):
+        prepare_plan(config)
+
+
+def test_a_sink_takes_the_rows_of_a_simulated_run(outside: Path, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.txt"
+    sinks = f"telemetry.sinks=[{{name: outside_parts.Sink, options: {{path: {rows}}}}}]"
+    assert simulate_run(simulated(tmp_path, sinks), clean=False) == 0
+    assert rows.read_text().split().count("train") == 3

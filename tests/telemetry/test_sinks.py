@@ -11,7 +11,7 @@ import pytest
 
 from staleflow.telemetry.jsonl import JsonlSink
 from staleflow.telemetry.rows import Row
-from staleflow.telemetry.sinks import Fanout
+from staleflow.telemetry.sinks import Fanout, GuardedSink
 
 
 def lines(path: Path) -> list[dict[str, object]]:
@@ -81,16 +81,19 @@ def test_a_line_torn_by_a_kill_does_not_swallow_the_next_row(tmp_path: Path) -> 
 
 
 class Recorder:
-    def __init__(self, *, fails: bool = False) -> None:
+    def __init__(self, *, fails: bool = False, name: str = "", closings: list[str] | None = None) -> None:
         self.rows: list[Row] = []
         self.closed = False
         self._fails = fails
+        self._name = name
+        self._closings = [] if closings is None else closings
 
     def write(self, row: Row) -> None:
         self.rows.append(row)
 
     def close(self) -> None:
         self.closed = True
+        self._closings.append(self._name)
         if self._fails:
             raise OSError("disk full")
 
@@ -105,3 +108,23 @@ def test_a_fanout_writes_to_all_and_closes_all_even_when_one_fails() -> None:
     assert first.rows == second.rows == [row]
     assert first.closed
     assert second.closed
+
+
+def test_a_fanout_closes_the_first_sink_last() -> None:
+    """metrics.jsonl is the first: it takes the warning of a sink that fails when it is closed."""
+    closings: list[str] = []
+    Fanout([Recorder(name=name, closings=closings) for name in ("jsonl", "wandb", "own")]).close()
+    assert closings == ["own", "wandb", "jsonl"]
+
+
+def test_a_guarded_sink_warns_once_and_gets_no_further_call() -> None:
+    warnings: list[str] = []
+    closings: list[str] = []
+    sink = GuardedSink("tracker", Recorder(fails=True, name="tracker", closings=closings), warnings.append)
+    sink.write(Row(kind="event", time=0.0, values={}))
+    assert warnings == []
+    sink.close()
+    sink.close()
+    sink.write(Row(kind="event", time=0.0, values={}))
+    assert warnings == ["the metric sink tracker failed and gets no further rows: OSError: disk full"]
+    assert closings == ["tracker"]

@@ -32,7 +32,7 @@ from staleflow.runtime.assembly.engines import (
 )
 from staleflow.runtime.assembly.inline import build_inline_loop, build_inline_session
 from staleflow.runtime.assembly.loop import build_journal, build_loop, build_monitor
-from staleflow.runtime.assembly.plugins import coordination_checks, part_checks
+from staleflow.runtime.assembly.plugins import coordination_checks, part_checks, sink_checks
 from staleflow.runtime.assembly.ray_run import (
     build_cluster,
     build_ray_session,
@@ -98,4 +98,5 @@ __all__ = [
     "part_checks",
     "read_data",
     "scoring_request",
+    "sink_checks",
 ]

@@ -9,14 +9,16 @@ from pathlib import Path
 from staleflow.config.algorithms import ALGORITHMS, traits
 from staleflow.config.schema import Config
 from staleflow.errors import ConfigError
-from staleflow.registry import load_named
+from staleflow.registry import check_named, load_named
 from staleflow.reward.verifiers import load_verifier
 from staleflow.runtime.assembly.control import build_costs, build_policy
 from staleflow.runtime.assembly.engines import fake_costs
 from staleflow.runtime.assembly.environments import build_environment
 from staleflow.runtime.assembly.scoring import evaluating
+from staleflow.runtime.assembly.sinks import sink_key
 from staleflow.runtime.assembly.training import check_deepspeed
-from staleflow.telemetry.sinks import SINKS
+from staleflow.servers.parameter_server import TRANSPORT_METHODS
+from staleflow.telemetry.sinks import SINK_METHODS, SINKS
 from staleflow.training.models import model_folder
 from staleflow.training.smollm2 import DEFAULT_FOLDER
 
@@ -41,10 +43,12 @@ def part_checks(config: Config) -> Iterator[PartCheck]:
     if training.algorithm not in ALGORITHMS:
         yield "training.algorithm", partial(_check_algorithm, training.algorithm, training.trainer)
     if "." in config.cluster.transport:
-        yield "cluster.transport", partial(_check_callable, "cluster.transport", config.cluster.transport)
-    for number, sink in enumerate(config.telemetry.sinks):
-        key = f"telemetry.sinks[{number}].name"
-        yield key, partial(load_named, key, sink.name, SINKS)
+        key, options = (
+            "cluster.transport",
+            {"run_name": config.run.name or "run", **config.cluster.transport_options},
+        )
+        yield key, partial(check_named, key, config.cluster.transport, {}, options, TRANSPORT_METHODS)
+    yield from sink_checks(config)
     yield "environment.name", partial(build_environment, config)
     yield "reward.verifier", partial(load_verifier, config.reward.verifier)
     for key, folder, is_read in (
@@ -64,6 +68,13 @@ def coordination_checks(config: Config) -> Iterator[PartCheck]:
     """Those of them that concern simulated runs and plans as well."""
     yield "coordination", partial(build_policy, config)
     yield "coordination.cost_model", partial(build_costs, config)
+
+
+def sink_checks(config: Config) -> Iterator[PartCheck]:
+    """Those of metric sinks. None is made: that may open a file or a connection."""
+    for number, sink in enumerate(config.telemetry.sinks):
+        key = sink_key(number)
+        yield key, partial(check_named, key, sink.name, SINKS, sink.options, SINK_METHODS)
 
 
 def _engines(config: Config) -> Iterator[tuple[str, str]]:

@@ -59,8 +59,7 @@ class ParameterServerActor:
 
     def start(self, run_name: str, transport: str, options: Mapping[str, Any]) -> Handle:
         """Make the storage; returns how the other processes connect."""
-        given = {name: value for name, value in options.items() if value is not None}
-        self._server = ParameterServer(transport, run_name=run_name, **given)
+        self._server = ParameterServer(transport, run_name=run_name, **options)
         return self._server.handle
 
     def live(self, wait_s: float) -> None:

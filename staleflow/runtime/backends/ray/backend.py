@@ -44,7 +44,7 @@ from staleflow.runtime.backends.ray.calls import Calls, OnError
 from staleflow.runtime.backends.ray.placement import Placement
 from staleflow.runtime.backends.ray.trainer_actor import TrainerActor
 from staleflow.runtime.clock import Clock
-from staleflow.servers.directory import DIRECTORY_GROUPS
+from staleflow.servers.directory import DIRECTORY_GROUPS, NODE_TRANSPORTS
 from staleflow.servers.transport import Handle
 from staleflow.telemetry.events import EvaluationFailed, InstanceDown, StepTrained
 
@@ -111,14 +111,13 @@ class RayBackend:
 
     def _start_server(self) -> None:
         cluster, places = self._config.cluster, self._placement.options("servers")
-        transport = cluster.transport
-        if transport == "auto":
-            transport = "shared_memory" if cluster.address is None else "auto"
-        if transport == "shared_memory" or "." in transport:
+        transport, options = cluster.transport, cluster.transport_options
+        if transport == "shared_memory" or (transport == "auto" and cluster.address is None):
+            transport, options = "shared_memory", {"guarded": True}
+            if cluster.shared_memory_dir is not None:
+                options["directory"] = cluster.shared_memory_dir
+        if transport not in NODE_TRANSPORTS:
             self._server = _actor(ParameterServerActor, places, life=1).remote(self._logs)
-            options = cluster.transport_options
-            if transport == "shared_memory":
-                options = {"guarded": True, "directory": cluster.shared_memory_dir}
             start = self._server.start.remote(self._run_name, transport, options)
         else:
             self._server = _actor(WeightDirectoryActor, places, **DIRECTORY_GROUPS).remote(self._logs)
