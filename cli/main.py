@@ -10,7 +10,7 @@ import staleflow
 from staleflow.cli.measuring_commands import experiment, plan, profile
 from staleflow.cli.reading_commands import audit, explain, report, trace
 from staleflow.cli.run_commands import run, simulate, sweep
-from staleflow.cli.setup_commands import config, model
+from staleflow.cli.setup_commands import config, metrics, model
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -47,6 +47,7 @@ for _command in (
     experiment,
     model,
     config,
+    metrics,
 ):
     app.command()(_command)
 

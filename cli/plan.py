@@ -25,9 +25,8 @@ from rich.table import Table
 from staleflow.config import Config
 from staleflow.config.yaml_text import dump
 from staleflow.errors import UserError
-from staleflow.runtime.launch import opening_record
-from staleflow.runtime.simulate import StopAfter, run_simulation
-from staleflow.runtime.simulated import simulated_control
+from staleflow.runtime.assembly import opening_record
+from staleflow.runtime.assembly.simulated import StopAfter, run_simulation, simulated_control
 from staleflow.runtime.start import first_start
 from staleflow.simulation.bounds import SIDES
 from staleflow.simulation.hardware import cluster_settings

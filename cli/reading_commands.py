@@ -67,7 +67,7 @@ def explain(
     ],
     debug: Debug = False,
 ) -> int:
-    """Tell a trajectory's life, or why a training step waited and for whom."""
+    """Show what happened to a trajectory, or what a training step waited for."""
     from staleflow.reporting.explain import explain as explained
 
     print(explained(run, " ".join(what)))

@@ -67,7 +67,7 @@ def simulate(
         from staleflow.runtime.preflight import simulation_problems
 
         return _dry_run(config, simulation_problems(config, clean=clean))
-    from staleflow.runtime.simulated import simulate_run
+    from staleflow.runtime.launch_simulation import simulate_run
 
     return simulate_run(config, clean=clean)
 

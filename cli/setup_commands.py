@@ -1,4 +1,4 @@
-"""`staleflow model` and `config`: what one needs before a run."""
+"""`staleflow model`, `config` and `metrics`: what one needs before a run."""
 
 from __future__ import annotations
 
@@ -43,4 +43,13 @@ def config(debug: Debug = False) -> int:
     from staleflow.config.document import documented_defaults
 
     print(documented_defaults(), end="")
+    return 0
+
+
+@says_what_went_wrong
+def metrics(debug: Debug = False) -> int:
+    """Print every metric that a run records, with its unit and what it means."""
+    from staleflow.telemetry.metrics_page import metrics_page
+
+    print(metrics_page(), end="")
     return 0

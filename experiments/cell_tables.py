@@ -1,4 +1,4 @@
-"""Measured cells as rows of a table, and the lines of a figure."""
+"""PointResult cells as rows of a table, and the lines of a figure."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from staleflow.experiments.cells import Outcome
-from staleflow.experiments.points import Spread, middle, spread
+from staleflow.experiments.cells import CellOutcome
+from staleflow.experiments.points import middle
 from staleflow.experiments.study import Table
+from staleflow.reporting.spread import Spread
 from staleflow.simulation.bounds import SIDES
 
 COLUMNS = (
@@ -25,11 +26,11 @@ COLUMNS_NOTE = (
 COLOURS = ("#24292f", "#8c959f", "#8250df", "#bf8700", "#1f6feb", "#d1242f", "#2da44e", "#0a7b83")
 
 
-def cell_row(name: str, outcome: Outcome) -> tuple[str | float, ...]:
+def cell_row(name: str, outcome: CellOutcome) -> tuple[str | float, ...]:
     """One cell."""
     runs = outcome.runs
-    mid, rate = middle(runs), spread([run.tokens_per_s for run in runs])
-    shares = [spread([run.tokens_per_s / getattr(run, side) for run in runs]).median for side in SIDES]
+    mid, rate = middle(runs), Spread.of([run.tokens_per_s for run in runs])
+    shares = [Spread.of([run.tokens_per_s / getattr(run, side) for run in runs]).median for side in SIDES]
     return (
         name,
         outcome.choice.layout_text,
@@ -51,7 +52,7 @@ def cell_row(name: str, outcome: Outcome) -> tuple[str | float, ...]:
 
 
 def cell_table(
-    title: str, along: Sequence[str], rows: Sequence[tuple[Sequence[str | float], str, Outcome]]
+    title: str, along: Sequence[str], rows: Sequence[tuple[Sequence[str | float], str, CellOutcome]]
 ) -> Table:
     """Rows of (what the cell is, its system's name, what was measured); `along` names the first columns."""
     return Table(

@@ -18,7 +18,7 @@ from functools import cache
 
 from staleflow.config import load_config
 from staleflow.coordination.policies import effective_bound
-from staleflow.experiments.points import Measured, Point, PointFile, measure
+from staleflow.experiments.points import Point, PointFile, PointResult, measure
 from staleflow.simulation.planning import Candidate, beginning, find_candidates, whole_rounds
 
 TUNING_SEED = 1000
@@ -94,11 +94,11 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class CellOutcome:
     """A measured cell."""
 
     choice: Choice
-    runs: tuple[Measured, ...]
+    runs: tuple[PointResult, ...]
     """One for each seed."""
 
 
@@ -107,21 +107,23 @@ def cell(name: str, overrides: Sequence[str], gpus: int, bound: int, system: Sys
     return Cell(name=name, overrides=tuple(overrides), gpus=gpus, bound=system.kept(bound), system=system)
 
 
-def measure_cells(cells: Sequence[Cell], effort: Effort, file: PointFile) -> dict[Cell, Outcome]:
+def measure_cells(cells: Sequence[Cell], effort: Effort, file: PointFile) -> dict[Cell, CellOutcome]:
     """Tune every cell, and measure it over all seeds."""
     wanted = list(dict.fromkeys(cells))
     choices = tune(wanted, effort, file)
     return measure_chosen({c: choices[c] for c in wanted}, effort, file)
 
 
-def measure_chosen(choices: dict[Cell, Choice], effort: Effort, file: PointFile) -> dict[Cell, Outcome]:
+def measure_chosen(choices: dict[Cell, Choice], effort: Effort, file: PointFile) -> dict[Cell, CellOutcome]:
     """Measure cells as they were tuned."""
     points = {
         c: [_point(c, choice.candidate, choice.cap, seed, effort.measured) for seed in range(effort.seeds)]
         for c, choice in choices.items()
     }
     found = measure((p for each in points.values() for p in each), file, title="measuring")
-    return {c: Outcome(choice=choices[c], runs=tuple(found[p] for p in each)) for c, each in points.items()}
+    return {
+        c: CellOutcome(choice=choices[c], runs=tuple(found[p] for p in each)) for c, each in points.items()
+    }
 
 
 # ---------------------------------------------------------------------- the search

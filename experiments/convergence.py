@@ -27,7 +27,7 @@ from pathlib import Path
 
 from staleflow.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, RunFailed, UserError
 from staleflow.experiments.convergence_figure import convergence_figure
-from staleflow.experiments.curves import DONE, RunCurves, Setting, read_run, settings
+from staleflow.experiments.curves import DONE, CurveSetting, RunCurves, read_run, settings
 from staleflow.experiments.study import Finding, Options, Result, Study, Table
 from staleflow.experiments.verdicts import COLLAPSED, MARGIN, PAPER, Judgement, collapsed, judge
 
@@ -132,8 +132,8 @@ def measure_convergence(options: Options) -> Result:
 def make_runs(sweep: Sweep, folder: Path, say: Callable[[str], None]) -> None:
     """Make those that are not there yet. What each part prints goes to its output.txt.
 
-    Raises UserError where the sweep was refused, and KeyboardInterrupt where it was stopped. Failed runs are
-    found by whoever reads them.
+    Raises UserError where the sweep was refused, and KeyboardInterrupt where it was stopped. Runs that
+    failed show when they are read.
     """
     parts = sweep.parts()
     with ThreadPoolExecutor(min(len(parts), os.cpu_count() or 1)) as pool:
@@ -197,7 +197,7 @@ def summarise(sweeps: Sequence[Sweep], found: Sequence[Sequence[RunCurves]], *, 
     )
 
 
-def _by_rate(compared: Sequence[Setting]) -> list[dict[int, Setting]]:
+def _by_rate(compared: Sequence[CurveSetting]) -> list[dict[int, CurveSetting]]:
     rates = sorted({s.rate for s in compared})
     return [{s.bound: s for s in compared if s.rate == rate} for rate in rates]
 
@@ -212,7 +212,7 @@ def _audited(runs: Sequence[RunCurves]) -> Finding:
     )
 
 
-def _distances(compared: Sequence[Setting], quick: bool) -> list[Finding]:
+def _distances(compared: Sequence[CurveSetting], quick: bool) -> list[Finding]:
     """How far below η = 0 each bound ends; those of which the paper says that they converge are judged."""
     converging = PAPER[0].bounds
     return [
@@ -242,7 +242,7 @@ def _verdict_table(judgements: Sequence[Judgement], quick: bool) -> Table:
     )
 
 
-def _outcome_table(title: str, compared: Sequence[Setting]) -> Table:
+def _outcome_table(title: str, compared: Sequence[CurveSetting]) -> Table:
     return Table(
         title=f"{title}: held-out accuracy, sampled",
         columns=(
@@ -269,7 +269,7 @@ def _outcome_table(title: str, compared: Sequence[Setting]) -> Table:
     )
 
 
-def _staleness_table(compared: Sequence[Setting], steps: int) -> Table:
+def _staleness_table(compared: Sequence[CurveSetting], steps: int) -> Table:
     edges = [steps * part // SPANS for part in range(SPANS + 1)]
     spans = [(first, last - 1) for first, last in pairwise(edges)]
     return Table(

@@ -6,7 +6,7 @@ import io
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from staleflow.experiments.curves import Band, Setting, band, smoothed
+from staleflow.experiments.curves import Band, CurveSetting, band, smoothed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -16,7 +16,7 @@ COLOURS = ("#24292f", "#1f6feb", "#2da44e", "#bf8700", "#d1242f", "#8250df")
 WINDOW = 5
 """Steps that a point of the reward curve is the mean of: a step has a few dozen prompts."""
 
-PANELS: tuple[tuple[str, str, Callable[[Setting], Band]], ...] = (
+PANELS: tuple[tuple[str, str, Callable[[CurveSetting], Band]], ...] = (
     ("held-out accuracy, sampled", "weight version", lambda s: s.accuracy),
     (
         f"reward of all that was sampled, {WINDOW} steps",
@@ -31,7 +31,7 @@ PANELS: tuple[tuple[str, str, Callable[[Setting], Band]], ...] = (
 )
 
 
-def convergence_figure(settings: Sequence[Setting]) -> str:
+def convergence_figure(settings: Sequence[CurveSetting]) -> str:
     """A row of panels for each learning rate: medians over seeds, shaded from least to most."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_svg import FigureCanvasSVG

@@ -30,7 +30,7 @@ longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class ClusterSize:
     """A size of cluster."""
 
     instances: int
@@ -68,14 +68,14 @@ class Cost:
     """Settling the heap once a training step, mean of those seen."""
 
 
-def measure_all(points: list[Point]) -> list[Cost]:
+def measure_all(points: list[ClusterSize]) -> list[Cost]:
     """Each point in a process of its own, one after the other."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context, max_tasks_per_child=1) as pool:
         return list(pool.map(measure, points))
 
 
-def measure(point: Point) -> Cost:
+def measure(point: ClusterSize) -> Cost:
     """Fill the cluster, then let intervals pass."""
     running = point.instances * point.per_instance
     batch_size = -(-int(FULL_BATCHES * running + point.pending) // (GROUP_SIZE * BOUND))
@@ -89,7 +89,7 @@ def measure(point: Point) -> Cost:
     return _summary(point, cluster, cold_fill_s, routes, seen)
 
 
-def build_cluster(point: Point, batch_size: int) -> SyntheticCluster:
+def build_cluster(point: ClusterSize, batch_size: int) -> SyntheticCluster:
     """`Control` as a run with policy staleflow builds it, in front of synthetic instances."""
     from staleflow.config import load_config
     from staleflow.protocol.records import Start
@@ -139,7 +139,7 @@ def exponent(sizes: list[int], costs: list[float]) -> float:
 
 
 def _summary(
-    point: Point, cluster: SyntheticCluster, cold_fill_s: float, routes: int, seen: list[Interval]
+    point: ClusterSize, cluster: SyntheticCluster, cold_fill_s: float, routes: int, seen: list[Interval]
 ) -> Cost:
     cycles = sorted(i.cycle_s * 1e3 for i in seen)
     return Cost(

@@ -69,7 +69,7 @@ class Band:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class CurveSetting:
     """The runs of one bound and one learning rate, one for each seed."""
 
     bound: int
@@ -124,13 +124,13 @@ def read_run(folder: Path) -> RunCurves:
     )
 
 
-def settings(runs: Iterable[RunCurves]) -> tuple[Setting, ...]:
+def settings(runs: Iterable[RunCurves]) -> tuple[CurveSetting, ...]:
     """Runs that differ in their seed alone, together; by learning rate, then by bound."""
     found: dict[tuple[float, int], list[RunCurves]] = {}
     for run in runs:
         found.setdefault((run.rate, run.bound), []).append(run)
     return tuple(
-        Setting(bound=bound, rate=rate, runs=tuple(sorted(members, key=lambda run: run.seed)))
+        CurveSetting(bound=bound, rate=rate, runs=tuple(sorted(members, key=lambda run: run.seed)))
         for (rate, bound), members in sorted(found.items())
     )
 

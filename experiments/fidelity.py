@@ -31,9 +31,8 @@ from staleflow.experiments.recorded import Recorded, Replay, read_recorded
 from staleflow.experiments.simulated_beside_real import Comparison, at_the_bound, staleness_table
 from staleflow.experiments.study import Options, Result, Study
 from staleflow.reporting.load import RunData, load_run
-from staleflow.runtime.assembly import build_control
-from staleflow.runtime.launch import opening_record
-from staleflow.runtime.simulated import simulate_into
+from staleflow.runtime.assembly import build_control, opening_record
+from staleflow.runtime.launch_simulation import simulate_into
 from staleflow.runtime.start import first_start
 from staleflow.simulation.settings import ClusterSettings, TrainerCosts
 from staleflow.training.models import model_folder

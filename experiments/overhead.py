@@ -6,13 +6,11 @@ The goals are for one core. Everything is measured, none of it is estimated from
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import replace
 
 from staleflow.experiments import coordination_cost, protocol_rate, run_share, transfer
-from staleflow.experiments.coordination_cost import Cost, Point, exponent
+from staleflow.experiments.coordination_cost import ClusterSize, Cost, exponent
 from staleflow.experiments.growth_figure import growth_figure
 from staleflow.experiments.study import Finding, Options, Result, Study, Table
 
@@ -22,7 +20,6 @@ QUICK_INSTANCES = (4, 16, 64)
 QUICK_PENDING = (500, 1_000, 2_000)
 CYCLE_P50_MS, CYCLE_P99_MS, COLD_FILL_S, RUN_SHARE = 20.0, 100.0, 5.0, 0.01
 """Goals."""
-WEIGHTS_MB = 256
 
 COLUMNS = (
     "instances",
@@ -48,9 +45,9 @@ def measure_overhead(options: Options) -> Result:
     options.say("a real run" if options.run is None else f"the run {options.run}")
     shares = _run(options)  # first, for it is what may turn out not to be there
     options.say("protocol transitions")
-    protocol = _protocol(options)
+    protocol = protocol_rate.findings(options)
     options.say("parameter server")
-    served = _transfer(options)
+    served = transfer.findings(options)
     costs = _coordination(options)
     by_instances, by_pending = _by_instances(costs), _by_pending(costs)
     return Result(
@@ -60,8 +57,8 @@ def measure_overhead(options: Options) -> Result:
         notes=(
             "Seconds of protocol and Control are CPU seconds of one thread, also in the run, where they are "
             "shares of its wall time; those of copies and of decoding that stood still are wall time.",
-            f"Clusters are synthetic: {Point(instances=1, pending=0).per_instance} trajectories run on each "
-            "instance for 40 s on average, each instance reports in every interval of 50 ms, and training "
+            f"Clusters are synthetic: {ClusterSize(instances=1, pending=0).per_instance} trajectories run on "
+            "each instance for 40 s on average, each reports in every interval of 50 ms, and training "
             "steps follow as fast as groups are finished. What they talk to is the real Control.",
             f"Other work on the machine: load average {load_before:.1f} before, {_load():.1f} after, on "
             f"{os.cpu_count()} cores. CPU seconds do not count waiting for a core, but a shared cache slows "
@@ -83,46 +80,13 @@ def _load() -> float:
 # ---------------------------------------------------------------------- the parts
 
 
-def _protocol(options: Options) -> tuple[Finding, ...]:
-    rates = protocol_rate.measure(5_000 if options.quick else 20_000, 3 if options.quick else 25)
-    return tuple(
-        Finding(
-            name=f"protocol transitions, {kind}",
-            value=rates[kind]["per_cpu_s"],
-            unit="/s",
-            goal=rates[kind]["goal"],
-            wanted="at least",
-            note="median over replays of a drawn life of the buffer",
-        )
-        for kind in protocol_rate.KINDS
-    )
-
-
-def _transfer(options: Options) -> tuple[Finding, ...]:
-    memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
-        room = shutil.disk_usage(folder).free // 2**20
-        megabytes = min(16 if options.quick else WEIGHTS_MB, room // 4)
-        result = transfer.measure(megabytes, 5 if options.quick else 15, folder)
-    return (
-        Finding(
-            name="push and pull, of two plain copies",
-            value=result["ratio"],
-            unit="x",
-            goal=transfer.GOAL,
-            note=f"{megabytes} MB in {transfer.TENSORS} tensors",
-        ),
-        Finding(name="push and pull", value=result["push_pull_s"] * 1e3, unit="ms"),
-    )
-
-
 def _coordination(options: Options) -> list[Cost]:
     instances = QUICK_INSTANCES if options.quick else INSTANCES
     pending = QUICK_PENDING if options.quick else PENDING
-    points = [Point(instances=n, pending=pending[-1]) for n in instances]
-    points += [Point(instances=instances[-1], pending=p, steps=1) for p in pending[:-1]]
+    points = [ClusterSize(instances=n, pending=pending[-1]) for n in instances]
+    points += [ClusterSize(instances=instances[-1], pending=p, steps=1) for p in pending[:-1]]
     if options.quick:
-        points = [Point(instances=p.instances, pending=p.pending, per_instance=40, steps=1) for p in points]
+        points = [replace(point, per_instance=40, steps=1) for point in points]
     costs = []
     for point in points:
         options.say(f"Control with {point.instances:,} instances and {point.pending:,} waiting trajectories")

@@ -20,9 +20,9 @@ from statistics import median
 
 from staleflow.config import load_config
 from staleflow.errors import RunFailed
-from staleflow.runtime.launch import opening_record
-from staleflow.runtime.simulate import StopAfter, run_simulation
-from staleflow.runtime.simulated import simulated_control
+from staleflow.reporting.spread import Spread
+from staleflow.runtime.assembly import opening_record
+from staleflow.runtime.assembly.simulated import StopAfter, run_simulation, simulated_control
 from staleflow.runtime.start import first_start
 from staleflow.simulation.bounds import SIDES, find_bounds
 from staleflow.simulation.hardware import cluster_settings
@@ -52,7 +52,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class PointResult:
     """What a point showed. Its steps are those after the skipped ones."""
 
     tokens_per_s: float
@@ -90,7 +90,7 @@ class Measured:
         return min(SIDES, key=lambda side: float(getattr(self, side)))
 
 
-def run_point(point: Point) -> Measured:
+def run_point(point: Point) -> PointResult:
     """Raises UserError for settings that cannot work, and RunFailed for a run that comes to no end."""
     began = time.process_time()
     config = load_config([], [*point.overrides, f"run.steps={MANY_STEPS}"], {}, simulated=True)
@@ -121,13 +121,13 @@ def run_point(point: Point) -> Measured:
 
 def measured(
     result: SimulationResult, *, skip: int, steps: int, bounds: Mapping[str, float], cpu_s: float
-) -> Measured:
+) -> PointResult:
     """The steps `skip` to `steps` of a result."""
     rows = result.steps[skip:steps]
     seconds = rows[-1].ended - (result.steps[skip - 1].ended if skip else 0.0)
     trajectories = sum(row.trajectories for row in rows)
     up = sum(row.up for row in result.instances)
-    return Measured(
+    return PointResult(
         tokens_per_s=sum(row.tokens for row in rows) / seconds,
         step_s=seconds / len(rows),
         update_s=sum(row.ended - row.began for row in rows) / len(rows),
@@ -154,20 +154,20 @@ class PointFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._points: dict[str, Measured] = {}
+        self._points: dict[str, PointResult] = {}
         if path.is_file():
             for line in path.read_text(encoding="utf-8").splitlines():
                 try:
                     document = json.loads(line)
-                    self._points[document["point"]] = Measured(**document["measured"])
+                    self._points[document["point"]] = PointResult(**document["measured"])
                 except (ValueError, KeyError, TypeError):
                     continue  # torn, or of another version: made again
 
-    def find(self, point: Point) -> Measured | None:
+    def find(self, point: Point) -> PointResult | None:
         """What was measured, if it was."""
         return self._points.get(point.key)
 
-    def add(self, point: Point, found: Measured) -> None:
+    def add(self, point: Point, found: PointResult) -> None:
         """Keep a point; it is on disk when this returns."""
         self._points[point.key] = found
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -178,7 +178,7 @@ class PointFile:
             )
 
 
-def measure(points: Iterable[Point], file: PointFile, *, title: str) -> dict[Point, Measured]:
+def measure(points: Iterable[Point], file: PointFile, *, title: str) -> dict[Point, PointResult]:
     """All points, those that are not in the file yet made in as many processes as there are cores.
 
     Raises what the first point that fails raises; what is finished by then is kept.
@@ -200,7 +200,7 @@ def _make(points: Sequence[Point], file: PointFile, title: str) -> None:
     try:
         with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
             task = progress.add_task(title, total=len(points))
-            futures: dict[Future[Measured], Point] = {pool.submit(run_point, p): p for p in points}
+            futures: dict[Future[PointResult], Point] = {pool.submit(run_point, p): p for p in points}
             for future in as_completed(futures):
                 file.add(futures[future], future.result())
                 progress.advance(task)
@@ -211,36 +211,24 @@ def _make(points: Sequence[Point], file: PointFile, title: str) -> None:
 # ---------------------------------------------------------------------- over seeds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
-    """Median, least and most over seeds."""
-
-    median: float
-    least: float
-    most: float
-
-    def __str__(self) -> str:
-        if self.median == 0 or not math.isfinite(self.median):
-            return f"{self.median:g}"
-        return f"{self.median:,.0f} ({self.least:,.0f} to {self.most:,.0f})"
-
-    @property
-    def ratio_text(self) -> str:
-        """As a speed-up."""
-        return f"{self.median:.2f} ({self.least:.2f} to {self.most:.2f})"
+def rate_text(rate: Spread) -> str:
+    """A rate with its least and most."""
+    if rate.median == 0 or not math.isfinite(rate.median):
+        return f"{rate.median:g}"
+    return f"{rate.median:,.0f} ({rate.least:,.0f} to {rate.most:,.0f})"
 
 
-def spread(values: Sequence[float]) -> Spread:
-    """Of at least one value."""
-    return Spread(median=median(values), least=min(values), most=max(values))
+def ratio_text(ratio: Spread) -> str:
+    """A speed-up with its least and most."""
+    return f"{ratio.median:.2f} ({ratio.least:.2f} to {ratio.most:.2f})"
 
 
-def speedup(of: Sequence[Measured], over: Sequence[Measured]) -> Spread:
+def speedup(of: Sequence[PointResult], over: Sequence[PointResult]) -> Spread:
     """Ratios of trained tokens a second, seed by seed: the same seed is the same work."""
-    return spread([a.tokens_per_s / b.tokens_per_s for a, b in zip(of, over, strict=True)])
+    return Spread.of([a.tokens_per_s / b.tokens_per_s for a, b in zip(of, over, strict=True)])
 
 
-def middle(runs: Sequence[Measured]) -> Measured:
+def middle(runs: Sequence[PointResult]) -> PointResult:
     """Every figure's median over seeds, each by itself."""
-    values = {f.name: median(getattr(run, f.name) for run in runs) for f in fields(Measured)}
-    return Measured(**values)
+    values = {f.name: median(getattr(run, f.name) for run in runs) for f in fields(PointResult)}
+    return PointResult(**values)

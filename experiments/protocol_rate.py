@@ -4,7 +4,7 @@ What is counted: calls of reserve, lower, occupy, release and consume, one each,
 consume takes; records that are no transition (start, trained, end) count for nothing. The mix is what a run
 does per group: one reserve, then one occupy or, for every twentieth, one release; every tenth is lowered
 once before; one consume for every 16 groups, of 8 trajectories each. (A run with more lowers and releases
-makes more transitions per trajectory consumed, which are the dear part, so this mix is on the slow side.)
+makes more transitions per trajectory consumed, which cost most, so this mix is on the slow side.)
 Bound 3, spares none; groups finish in random order.
 
 That random life is drawn first and written down as a script of calls; what is timed is its replay.
@@ -34,6 +34,7 @@ from typing import Any
 
 from staleflow.coordination.actions import Append, Outbox
 from staleflow.coordination.trajectory_table import Member
+from staleflow.experiments.study import Finding, Options, Result, Study
 from staleflow.protocol.buffer import StalenessBuffer
 from staleflow.protocol.records import (
     Consume,
@@ -203,3 +204,29 @@ def measure(transitions: int, repeats: int) -> dict[str, Any]:
             "goal": GOALS.get(name),
         }
     return result
+
+
+def findings(options: Options) -> tuple[Finding, ...]:
+    """One rate for each kind of replay."""
+    rates = measure(5_000 if options.quick else 20_000, 3 if options.quick else 25)
+    return tuple(
+        Finding(
+            name=f"protocol transitions, {kind}",
+            value=rates[kind]["per_cpu_s"],
+            unit="/s",
+            goal=rates[kind]["goal"],
+            wanted="at least",
+            note="median over replays of a drawn life of the buffer",
+        )
+        for kind in KINDS
+    )
+
+
+PROTOCOL = Study(
+    name="protocol",
+    question="How many protocol transitions does one process make in a second?",
+    script=lambda options: Result(
+        findings=findings(options),
+        notes=("Per second of CPU time, which does not count waiting for a core.",),
+    ),
+)

@@ -26,13 +26,13 @@ FASTEST = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class RecordedStep:
     """One training step as the run loop saw it."""
 
     tokens: int
     """Of prompts and responses."""
     seconds: float
-    """From the batch to the pushed weights."""
+    """From the batch to the pushed weights, without waiting for the push before it."""
     push_s: float
 
 
@@ -45,7 +45,7 @@ class Recorded:
     rewards: tuple[tuple[float | None, ...], ...]
     prompt_length: float
     """Tokens, on average."""
-    steps: tuple[Step, ...]
+    steps: tuple[RecordedStep, ...]
     round_trips: tuple[float, ...]
     """Seconds from each command to its acknowledgement."""
     scoring: tuple[float, ...]
@@ -146,7 +146,7 @@ def read_recorded(folder: Path) -> Recorded:
         tokens.setdefault(trained.step, []).append(trained.tokens)
     prompt = fmean(reader.prompts) if reader.prompts else 0.0
     steps = tuple(
-        Step(
+        RecordedStep(
             tokens=round(sum(tokens[step]) + prompt * len(tokens[step])),
             seconds=seconds,
             push_s=push_s,
@@ -202,7 +202,8 @@ class _Reader:
             case "batch":
                 self._batch[line["step"]] = at
             case "trained":
-                self.steps.append((line["step"], at - self._batch[line["step"]], line["p"]))
+                waited = line["p"]  # for the push before it
+                self.steps.append((line["step"], at - self._batch[line["step"]] - waited, 0.0))
             case "push" if "s" in line and self.steps and self.steps[-1][0] == line["v"] - 1:
                 step, seconds, _ = self.steps[-1]
                 self.steps[-1] = step, seconds + line["s"], line["s"]  # it ran after the step, not in it

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from staleflow.experiments.study import Finding, Table
 from staleflow.reporting.headline import headline
 from staleflow.reporting.load import RunData
-from staleflow.reporting.utilization import CAUSES, total, working_seconds
+from staleflow.reporting.utilization import CAUSES, working_seconds
+from staleflow.telemetry.catalogue import summarize
 
 THROUGHPUT_GOAL = 0.15
 """Largest deviation of the simulated throughput."""
@@ -114,7 +115,9 @@ def step_parts(run: RunData) -> dict[str, float]:
     """Mean seconds of a step, by what they went to."""
     steps = max(1, len(run.train))
     seconds = {
-        f"waiting ({cause})": (total(run.train, f"time/waiting/{cause}_s") or 0.0) / steps for cause in CAUSES
+        f"waiting ({cause})": (summarize(f"time/waiting/{cause}_s", run.train) or 0.0) / steps
+        for cause in CAUSES
+        for cause in CAUSES
     }
     whole = (working_seconds(run) or 0.0) / steps
     # A simulated update has the batch's way to the trainer in it, and that of the answer.
@@ -123,7 +126,7 @@ def step_parts(run: RunData) -> dict[str, float]:
 
 def decode_speed(run: RunData) -> float:
     """Generated tokens per second of decoding on one instance."""
-    tokens, seconds = run.summary.get("tokens/generated", 0), total(run.train, "time/decoding_s")
+    tokens, seconds = run.summary.get("tokens/generated", 0), summarize("time/decoding_s", run.train)
     return tokens / seconds if seconds else 0.0
 
 
@@ -131,7 +134,7 @@ Measure = Callable[[RunData], float]
 
 
 def _mean_of(name: str) -> Measure:
-    return lambda run: (total(run.train, name) or 0.0) / max(1, len(run.train))
+    return lambda run: (summarize(name, run.train) or 0.0) / max(1, len(run.train))
 
 
 def _share_of(name: str) -> Measure:
@@ -139,7 +142,7 @@ def _share_of(name: str) -> Measure:
 
 
 def _sum_of(name: str) -> Measure:
-    return lambda run: total(run.train, name) or 0.0
+    return lambda run: summarize(name, run.train) or 0.0
 
 
 FIGURES: tuple[tuple[str, Measure], ...] = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from staleflow.config.schema import Config
 from staleflow.data.trajectory import TrainBatch, token_hash
-from staleflow.training.trainer import TrainedTrajectory, TrainResult
+from staleflow.training.trainer import TrainedTrajectory, Trainer, TrainResult, nothing
 
 FIXED_S = 1.0
 TOKEN_S = 2e-4
@@ -31,10 +31,11 @@ class SleepingTrainer:
         """Batches trained on."""
         return self._version
 
-    def train(self, batch: TrainBatch) -> TrainResult:
+    def train(self, batch: TrainBatch, before_update: Callable[[], None] = nothing) -> TrainResult:
         """Sleep as long as the batch would take."""
         members = [scored.trajectory for group in batch.groups for scored in group]
         time.sleep(FIXED_S + TOKEN_S * sum(t.length for t in members))
+        before_update()
         self._version += 1
         trained = tuple(
             TrainedTrajectory(
@@ -62,3 +63,6 @@ class SleepingTrainer:
 
     def close(self) -> None:
         """There is nothing to free."""
+
+
+_IS_A_TRAINER: type[Trainer] = SleepingTrainer

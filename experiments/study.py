@@ -96,6 +96,11 @@ STUDIES: dict[str, str] = {
     "scaling": "staleflow.experiments.scaling.SCALING",
     "ablation": "staleflow.experiments.ablation.ABLATION",
     "convergence": "staleflow.experiments.convergence.CONVERGENCE",
+    "engines": "staleflow.experiments.engines.ENGINES",
+    "whole-step": "staleflow.experiments.whole_step.WHOLE_STEP",
+    "simulator": "staleflow.experiments.simulator.SIMULATOR",
+    "protocol": "staleflow.experiments.protocol_rate.PROTOCOL",
+    "weights": "staleflow.experiments.transfer.WEIGHTS",
 }
 """`staleflow experiment NAME`; a dotted path to a `Study` works too."""
 
@@ -104,5 +109,5 @@ def load_study(name: str) -> Study:
     """The study of this name. Raises ConfigError."""
     study = load_named("study", name, STUDIES)
     if not isinstance(study, Study):
-        raise ConfigError(f"{name} is no study: name a staleflow.experiments.study.Study")
+        raise ConfigError(f"{name} is not a study: name a staleflow.experiments.study.Study")
     return study

@@ -6,19 +6,17 @@ paper's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 
-from staleflow.experiments.cell_tables import Panel, cell_table, panels_figure
-from staleflow.experiments.cells import QUICK_CAPS, Cell, Effort, Outcome, System, cell, measure_cells
-from staleflow.experiments.points import PointFile, Spread, middle, speedup, spread
-from staleflow.experiments.study import Finding, Options, Result, Study, Table
+from staleflow.experiments.cell_tables import Panel
+from staleflow.experiments.cells import QUICK_CAPS, Effort, System
+from staleflow.experiments.grid import GridStudy, Measurements, Page, Part, Row, Setting
+from staleflow.experiments.points import middle
+from staleflow.experiments.study import Finding, Table
 from staleflow.experiments.workload import (
     DIVIDED,
-    HARDWARE_NOTE,
-    LENGTH_NOTE,
     ONE_STEP,
     QUEUE,
     STALEFLOW,
@@ -29,7 +27,6 @@ from staleflow.experiments.workload import (
     machine,
     workload,
 )
-from staleflow.storage.provenance import provenance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,33 +65,60 @@ VARIATIONS = (
 VARIED_SYSTEMS = (SYNC, DIVIDED, STRICT, QUEUE, STALEFLOW)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grid:
-    """What is simulated."""
+def setting(model: str, gpus: int, bound: int) -> Setting:
+    """A model on so many GPUs under η."""
+    return Setting(
+        name=f"{model} on {gpus}",
+        values=(model, gpus, bound),
+        overrides=(*workload(), *machine(model)),
+        gpus=gpus,
+        bound=bound,
+    )
 
-    models: tuple[str, ...]
-    gpus: tuple[int, ...]
-    bounds: tuple[int, ...]
-    effort: Effort
-    variations: tuple[Variation, ...]
-    varied_effort: Effort
+
+def varied(variation: Variation) -> Setting:
+    """The one setting with one thing otherwise."""
+    return Setting(
+        name=f"{VARIED_MODEL} on {VARIED_GPUS}",
+        values=(variation.name,),
+        overrides=(*workload(), *machine(VARIED_MODEL), *variation.overrides),
+        gpus=VARIED_GPUS,
+        bound=VARIED_BOUND,
+    )
 
 
-FULL = Grid(
-    models=("qwen2.5-14b", "qwen2.5-32b", "qwen3-30b-a3b"),
-    gpus=(64, 128),
-    bounds=(1, 2, 3),
-    effort=Effort(seeds=3, measured=5, layouts=2, rounds=1),
-    variations=VARIATIONS,
-    varied_effort=Effort(seeds=3, measured=4, layouts=2, rounds=1),
+def parts(
+    models: Sequence[str],
+    gpus: Sequence[int],
+    bounds: Sequence[int],
+    effort: Effort,
+    variations: Sequence[Variation],
+    varied_effort: Effort,
+) -> tuple[Part, Part]:
+    """The grid, and what its ratios hang on."""
+    settings = tuple(setting(m, g, b) for m in models for g in gpus for b in bounds)
+    return (
+        Part(settings=settings, systems=SYSTEMS, effort=effort),
+        Part(settings=tuple(map(varied, variations)), systems=VARIED_SYSTEMS, effort=varied_effort),
+    )
+
+
+FULL = parts(
+    ("qwen2.5-14b", "qwen2.5-32b", "qwen3-30b-a3b"),
+    (64, 128),
+    (1, 2, 3),
+    Effort(seeds=3, measured=5, layouts=2, rounds=1),
+    VARIATIONS,
+    Effort(seeds=3, measured=4, layouts=2, rounds=1),
 )
-QUICK = Grid(
-    models=("qwen2.5-14b", "qwen3-30b-a3b"),
-    gpus=(128,),
-    bounds=(1, 3),
-    effort=Effort(seeds=3, measured=4, layouts=2, rounds=0, caps=QUICK_CAPS),
-    variations=(VARIATIONS[0], VARIATIONS[6]),
-    varied_effort=Effort(seeds=3, measured=4, layouts=2, rounds=0, caps=QUICK_CAPS),
+QUICK_EFFORT = Effort(seeds=3, measured=4, layouts=2, rounds=0, caps=QUICK_CAPS)
+QUICK = parts(
+    ("qwen2.5-14b", "qwen3-30b-a3b"),
+    (128,),
+    (1, 3),
+    QUICK_EFFORT,
+    (VARIATIONS[0], VARIATIONS[6]),
+    QUICK_EFFORT,
 )
 
 
@@ -117,125 +141,24 @@ BASELINES = (
 )
 """The paper compares with a synchronous system and with the best of those that keep a bound strictly."""
 
-Place = tuple[str, int, int]
-"""Model, GPUs, η."""
+
+# ---------------------------------------------------------------------- findings
 
 
-def measure_throughput(options: Options) -> Result:
-    """The grid, then what its ratios hang on."""
-    grid = QUICK if options.quick else FULL
-    file = PointFile((options.folder or Path("runs/experiment-throughput")) / "throughput.points.jsonl")
-    options.say(f"{len(places(grid))} settings, {len(SYSTEMS)} systems, {grid.effort.seeds} seeds")
-    found = measure_cells(
-        [grid_cell(place, system) for place in places(grid) for system in SYSTEMS], grid.effort, file
-    )
-    options.say(f"{len(grid.variations)} variations of one setting")
-    varied = measure_cells(
-        [varied_cell(v, system) for v in grid.variations for system in VARIED_SYSTEMS],
-        grid.varied_effort,
-        file,
-    )
-    return summarise(grid, found, varied, quick=options.quick)
-
-
-def places(grid: Grid) -> list[Place]:
-    """All settings."""
-    return [(m, g, b) for m in grid.models for g in grid.gpus for b in grid.bounds]
-
-
-def grid_cell(place: Place, system: System) -> Cell:
-    """A system in a setting."""
-    model, gpus, bound = place
-    return cell(f"{model} on {gpus}", (*workload(), *machine(model)), gpus, bound, system)
-
-
-def varied_cell(variation: Variation, system: System) -> Cell:
-    """A system in a variation of the one setting."""
-    overrides = (*workload(), *machine(VARIED_MODEL), *variation.overrides)
-    return cell(f"{VARIED_MODEL} on {VARIED_GPUS}", overrides, VARIED_GPUS, VARIED_BOUND, system)
-
-
-# ---------------------------------------------------------------------- what they say
-
-
-def summarise(
-    grid: Grid, found: Mapping[Cell, Outcome], varied: Mapping[Cell, Outcome], *, quick: bool
-) -> Result:
-    """Findings, tables, figure and notes of measured cells."""
-
-    def at(place: Place, system: System) -> Outcome:
-        return found[grid_cell(place, system)]
-
-    every = places(grid)
-    return Result(
-        findings=tuple(_findings(every, at, quick=quick)),
-        tables=(
-            _paper_table(every, at),
-            _speedup_table(every, at),
-            _variation_table(grid, varied),
-            cell_table(
-                "All cells",
-                ("model", "GPUs", "η"),
-                [((m, g, _eta(s, b)), s.name, at((m, g, b), s)) for m, g, b, s in _once(every)],
-            ),
-        ),
-        figures={"throughput.svg": _figure(grid, at)},
-        notes=_notes(grid, every, at, quick),
-    )
-
-
-At = Callable[[Place, System], Outcome]
-
-
-def gain(at: At, place: Place, over: System) -> Spread:
-    """Speed-up of staleflow in a setting, over the seeds."""
-    return speedup(at(place, STALEFLOW).runs, at(place, over).runs)
-
-
-def room(at: At, place: Place, over: System) -> float:
-    """What no policy on divided GPUs exceeds, over a system: best bound of any layout / its throughput."""
-    rate = spread([run.tokens_per_s for run in at(place, over).runs]).median
-    return at(place, STALEFLOW).choice.most / rate
-
-
-def _findings(every: Sequence[Place], at: At, *, quick: bool) -> list[Finding]:
-    findings = []
-    for baseline in BASELINES:
-        gains = [gain(at, place, baseline.system).median for place in every]
-        for name, value, index in (("mean", fmean(gains), 0), ("best", max(gains), 1)):
-            where = [] if index == 0 else [_named(every[gains.index(value)])]
-            paper = [] if baseline.paper is None else [f"the paper: {baseline.paper[index]}x"]
-            findings.append(
-                Finding(
-                    name=f"staleflow over {baseline.system.name}, {name} of {len(every)} settings",
-                    value=value,
-                    unit="x",
-                    goal=None if quick or baseline.goal is None else baseline.goal[index],
-                    wanted="at least",
-                    note="; ".join([*paper, *where]),
-                )
-            )
+def _findings(parts: Sequence[Part], at: Measurements) -> list[Finding]:
+    every = parts[0].settings
+    findings = [finding for baseline in BASELINES for finding in _over(baseline, every, at)]
+    for system in (SYNC, STRICT):
+        rooms = [at.room(where, system) for where in every]
         findings.append(
             Finding(
-                name=f"staleflow over {baseline.system.name}, least",
-                value=min(gains),
+                name=f"no policy exceeds, over {system.name}, mean and best",
+                value=fmean(rooms),
                 unit="x",
-                note=_named(every[gains.index(min(gains))]),
+                note=f"at most {max(rooms):.2f}x: the best bound of any layout against the baseline",
             )
         )
-    for name, values in (
-        ("no policy exceeds, over sync", [room(at, place, SYNC) for place in every]),
-        ("no policy exceeds, over strict", [room(at, place, STRICT) for place in every]),
-    ):
-        findings.append(
-            Finding(
-                name=f"{name}, mean and best",
-                value=fmean(values),
-                unit="x",
-                note=f"at most {max(values):.2f}x: the best bound of any layout against the baseline",
-            )
-        )
-    of_bound = [_of_bound(at(place, STALEFLOW)) for place in every]
+    of_bound = [at.of_bound(where) for where in every]
     findings.append(
         Finding(
             name="staleflow, share of the least bound of its layout, mean",
@@ -247,18 +170,44 @@ def _findings(every: Sequence[Place], at: At, *, quick: bool) -> list[Finding]:
     return findings
 
 
-def _named(place: Place) -> str:
-    return f"{place[0]} on {place[1]}, η = {place[2]}"
+def _over(baseline: Baseline, every: Sequence[Setting], at: Measurements) -> list[Finding]:
+    """Mean, best and least speed-up over one baseline."""
+    gains = [at.gain(where, baseline.system).median for where in every]
+    named = {gain: _named(where) for gain, where in zip(reversed(gains), reversed(every), strict=True)}
+    findings = []
+    for index, (name, value) in enumerate((("mean", fmean(gains)), ("best", max(gains)))):
+        paper = [] if baseline.paper is None else [f"the paper: {baseline.paper[index]}x"]
+        findings.append(
+            Finding(
+                name=f"staleflow over {baseline.system.name}, {name} of {len(every)} settings",
+                value=value,
+                unit="x",
+                goal=None if baseline.goal is None else baseline.goal[index],
+                wanted="at least",
+                note="; ".join([*paper, *([] if index == 0 else [named[value]])]),
+            )
+        )
+    least = min(gains)
+    name = f"staleflow over {baseline.system.name}, least"
+    return [*findings, Finding(name=name, value=least, unit="x", note=named[least])]
 
 
-def _of_bound(outcome: Outcome) -> float:
-    return spread([run.tokens_per_s / run.least for run in outcome.runs]).median
+def _named(where: Setting) -> str:
+    model, gpus, bound = where.values
+    return f"{model} on {gpus}, η = {bound}"
 
 
-def _paper_table(every: Sequence[Place], at: At) -> Table:
-    rows: list[tuple[str | float, ...]] = []
+# ---------------------------------------------------------------------- tables
+
+
+def _tables(parts: Sequence[Part], at: Measurements) -> list[Table]:
+    return [_paper_table(parts[0], at), _speedup_table(parts[0], at), _variation_table(parts[1], at)]
+
+
+def _paper_table(part: Part, at: Measurements) -> Table:
+    rows: list[Row] = []
     for baseline in BASELINES:
-        gains = [gain(at, place, baseline.system).median for place in every]
+        gains = [at.gain(where, baseline.system).median for where in part.settings]
         here = f"{fmean(gains):.2f}x mean, {max(gains):.2f}x best"
         paper = "not given separately"
         verdict = "cannot be said"
@@ -289,7 +238,7 @@ def agreement(mean: float, best: float, paper: tuple[float, float]) -> str:
     )
 
 
-def _speedup_table(every: Sequence[Place], at: At) -> Table:
+def _speedup_table(part: Part, at: Measurements) -> Table:
     return Table(
         title="Speed-up of staleflow by setting",
         columns=(
@@ -298,14 +247,14 @@ def _speedup_table(every: Sequence[Place], at: At) -> Table:
         ),
         rows=tuple(
             (
-                *place,
-                *(gain(at, place, b.system).ratio_text for b in BASELINES),
-                f"{room(at, place, SYNC):.2f}",
-                f"{room(at, place, STRICT):.2f}",
-                f"{_of_bound(at(place, STALEFLOW)):.0%}",
-                middle(at(place, STALEFLOW).runs).binding,
+                *where.values,
+                *(at.gain_text(where, b.system) for b in BASELINES),
+                f"{at.room(where, SYNC):.2f}",
+                f"{at.room(where, STRICT):.2f}",
+                f"{at.of_bound(where):.0%}",
+                middle(at.outcome(where, STALEFLOW).runs).binding,
             )
-            for place in every
+            for where in part.settings
         ),
         note="Medians of the seeds' ratios, and the least and the most. What no policy exceeds: the best "
         "bound of any layout of so many GPUs under this η, over what the baseline reached. Where that is "
@@ -313,23 +262,7 @@ def _speedup_table(every: Sequence[Place], at: At) -> Table:
     )
 
 
-def _variation_table(grid: Grid, varied: Mapping[Cell, Outcome]) -> Table:
-    rows: list[tuple[str | float, ...]] = []
-    for variation in grid.variations:
-        outcomes = {s: varied[varied_cell(variation, s)] for s in VARIED_SYSTEMS}
-        ours, sync = outcomes[STALEFLOW], outcomes[SYNC]
-        mid = middle(sync.runs)
-        rate = spread([run.tokens_per_s for run in sync.runs]).median
-        rows.append(
-            (
-                variation.name,
-                mid.step_s,
-                f"{mid.update_s / mid.step_s:.0%}",
-                *(speedup(ours.runs, outcomes[s].runs).ratio_text for s in VARIED_SYSTEMS[:-1]),
-                f"{ours.choice.most / rate:.2f}",
-                middle(ours.runs).binding,
-            )
-        )
+def _variation_table(part: Part, at: Measurements) -> Table:
     return Table(
         title=f"What the ratios hang on: {VARIED_MODEL} on {VARIED_GPUS}, η = {VARIED_BOUND}",
         columns=(
@@ -337,67 +270,57 @@ def _variation_table(grid: Grid, varied: Mapping[Cell, Outcome]) -> Table:
             *(f"over {s.name}" for s in VARIED_SYSTEMS[:-1]),
             *("no policy exceeds, over sync", "side"),
         ),
-        rows=tuple(rows),
+        rows=tuple(_variation_row(where, at) for where in part.settings),
         note="All systems tuned anew for each line.",
     )
 
 
-def _once(every: Sequence[Place]) -> list[tuple[str, int, int, System]]:
-    """Each cell once, at the first η that it stands for."""
-    seen: dict[Cell, tuple[str, int, int, System]] = {}
-    for m, g, b in every:
-        for system in SYSTEMS:
-            seen.setdefault(grid_cell((m, g, b), system), (m, g, b, system))
-    return list(seen.values())
-
-
-def _eta(system: System, bound: int) -> int:
-    return system.kept(bound)
-
-
-def _figure(grid: Grid, at: At) -> str:
-    return panels_figure(
-        "throughput",
-        [
-            Panel(
-                title=f"{model} on {gpus} H20",
-                marks=tuple(str(b) for b in grid.bounds),
-                lines={
-                    s.name: [
-                        spread([run.tokens_per_s / 1000 for run in at((model, gpus, b), s).runs])
-                        for b in grid.bounds
-                    ]
-                    for s in SYSTEMS
-                },
-                bound=[at((model, gpus, b), STALEFLOW).choice.most / 1000 for b in grid.bounds],
-            )
-            for model in grid.models
-            for gpus in grid.gpus
-        ],
-        columns=len(grid.gpus),
-        along="η",
-        label="1,000 trained tokens/s",
+def _variation_row(where: Setting, at: Measurements) -> Row:
+    sync = middle(at.outcome(where, SYNC).runs)
+    return (
+        *where.values,
+        sync.step_s,
+        f"{sync.update_s / sync.step_s:.0%}",
+        *(at.gain_text(where, s) for s in VARIED_SYSTEMS[:-1]),
+        f"{at.room(where, SYNC):.2f}",
+        middle(at.outcome(where, STALEFLOW).runs).binding,
     )
 
 
-def _notes(grid: Grid, every: Sequence[Place], at: At, quick: bool) -> tuple[str, ...]:
-    sync = [middle(at((m, g, grid.bounds[0]), SYNC).runs) for m in grid.models for g in grid.gpus]
+# ---------------------------------------------------------------------- figure and notes
+
+
+def _machines(parts: Sequence[Part]) -> dict[tuple[str | int, str | int], list[Setting]]:
+    """Settings by model and GPUs."""
+    found: dict[tuple[str | int, str | int], list[Setting]] = {}
+    for where in parts[0].settings:
+        found.setdefault((where.values[0], where.values[1]), []).append(where)
+    return found
+
+
+def _panels(parts: Sequence[Part], at: Measurements) -> list[Panel]:
+    return [
+        at.panel(f"{model} on {gpus} H20", [str(s.bound) for s in there], there, parts[0])
+        for (model, gpus), there in _machines(parts).items()
+    ]
+
+
+def _notes(parts: Sequence[Part], at: Measurements) -> list[str]:
+    effort = parts[0].effort
+    sync = [middle(at.outcome(there[0], SYNC).runs) for there in _machines(parts).values()]
     training = [run.update_s / run.step_s for run in sync]
-    sides = [middle(at(place, STALEFLOW).runs).binding for place in every]
+    every = parts[0].settings
+    sides = [middle(at.outcome(where, STALEFLOW).runs).binding for where in every]
     counted = ", ".join(f"{side} in {sides.count(side)}" for side in sorted(set(sides)))
-    return (
-        f"Made by `staleflow experiment throughput{' --quick' if quick else ''}` at commit "
-        f"{provenance()['git']}.",
+    return [
         SYSTEM_NOTE,
-        LENGTH_NOTE,
-        HARDWARE_NOTE,
-        f"Tuning, for every system the same: the {grid.effort.layouts} layouts that the bounds promise "
+        f"Tuning, for every system the same: the {effort.layouts} layouts that the bounds promise "
         f"most of, "
         "each with another number of GPUs an instance, are simulated shortly, with a seed that is not "
         "measured; "
         + (
             "then the neighbours of the best, a sixteenth of the GPUs more and fewer to generate with; "
-            if grid.effort.rounds
+            if effort.rounds
             else "how the GPUs are divided is what the bounds say, which know nothing of the cost of pulls; "
         )
         + "then the cap of `strict_queue`. μ, φ and ψ of staleflow are the defaults.",
@@ -407,19 +330,24 @@ def _notes(grid: Grid, every: Sequence[Place], at: At, quick: bool) -> tuple[str
         "few FLOPs beside its bandwidth, and in either system training takes GPUs away from generation. "
         "Over synchronous training on divided GPUs the ratio is far larger, because there one side always "
         f"waits for the other. The least bound of staleflow's layouts: {counted} of {len(every)} settings.",
-        f"{grid.effort.seeds} seeds; {grid.effort.measured} steps or more count after the first η + 2, in "
-        f"whole rounds of η + 1: from empty buffers batches come in bursts of so many.",
-        *(
-            ("Quick: fewer models, sizes, seeds and steps, and little tuning; nothing is judged by it.",)
-            if quick
-            else ()
-        ),
-    )
+    ]
 
 
-THROUGHPUT = Study(
+GRID = GridStudy(
     name="throughput",
     question="How many tokens a second does each policy train on, on 64 and 128 GPUs, and how far is that "
     "from what is possible?",
-    script=measure_throughput,
+    full=FULL,
+    quick=QUICK,
+    page=Page(
+        along=("model", "GPUs", "η"),
+        findings=_findings,
+        tables=_tables,
+        panels=_panels,
+        panel_columns=lambda parts: len({s.gpus for s in parts[0].settings}),
+        panels_along="η",
+        notes=_notes,
+        quick_note="Quick: fewer models, sizes, seeds and steps, and little tuning; nothing is judged by it.",
+    ),
 )
+THROUGHPUT = GRID.study()

@@ -7,17 +7,22 @@ alternate, so that a busy machine slows both; the figure is the median of the ra
 
 from __future__ import annotations
 
+import shutil
 import statistics
+import tempfile
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from staleflow.experiments.study import Finding, Options, Result, Study
 from staleflow.servers.parameter_server import ParameterServer
 
 TENSORS = 64
+WEIGHTS_MB = 256
 GOAL = 1.25
 """Ratio of a push and a pull to two plain copies."""
 
@@ -57,3 +62,29 @@ def measure(megabytes: int, pairs: int, directory: str) -> dict[str, float]:
         "push_pull_s": statistics.median(served),
         "ratio": statistics.median(mine / other for mine, other in zip(served, plain, strict=True)),
     }
+
+
+def findings(options: Options) -> tuple[Finding, ...]:
+    """A push and a pull beside two plain copies, in memory."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
+        room = shutil.disk_usage(folder).free // 2**20
+        megabytes = min(16 if options.quick else WEIGHTS_MB, room // 4)
+        result = measure(megabytes, 5 if options.quick else 15, folder)
+    return (
+        Finding(
+            name="push and pull, of two plain copies",
+            value=result["ratio"],
+            unit="x",
+            goal=GOAL,
+            note=f"{megabytes} MB in {TENSORS} tensors",
+        ),
+        Finding(name="push and pull", value=result["push_pull_s"] * 1e3, unit="ms"),
+    )
+
+
+WEIGHTS = Study(
+    name="weights",
+    question="What do a push and a pull of weights take beside two plain copies of the same bytes?",
+    script=lambda options: Result(findings=findings(options)),
+)

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from staleflow.experiments.curves import Setting
+from staleflow.experiments.curves import CurveSetting
 
 MARGIN = 0.05
 """Accuracy. About what one evaluation on a hundred prompts is off by."""
@@ -59,14 +59,14 @@ def collapsed(accuracies: Iterable[float], start: float) -> bool:
     return min(accuracies) < COLLAPSED * start
 
 
-def outcome(setting: Setting, synchronous: Setting) -> Outcome:
+def outcome(setting: CurveSetting, synchronous: CurveSetting) -> Outcome:
     """See the module."""
     if collapsed(setting.accuracy.median, setting.start):
         return "collapses"
     return "like synchronous" if setting.end >= synchronous.end - MARGIN else "falls behind"
 
 
-def judge(statement: Statement, by_bound: Mapping[int, Setting]) -> Judgement:
+def judge(statement: Statement, by_bound: Mapping[int, CurveSetting]) -> Judgement:
     """`by_bound`: settings of one learning rate, that of η = 0 among them."""
     synchronous = by_bound[0]
     verdict, reason = _verdict(statement, by_bound, synchronous)
@@ -74,7 +74,7 @@ def judge(statement: Statement, by_bound: Mapping[int, Setting]) -> Judgement:
 
 
 def _verdict(
-    statement: Statement, by_bound: Mapping[int, Setting], synchronous: Setting
+    statement: Statement, by_bound: Mapping[int, CurveSetting], synchronous: CurveSetting
 ) -> tuple[Verdict, str]:
     if synchronous.end < synchronous.start + MARGIN:
         learned = f"{synchronous.start:.2f} to {synchronous.end:.2f}"
@@ -87,7 +87,7 @@ def _verdict(
     return ("disagrees" if against else "agrees"), f"{told}; η = 0 ends at {synchronous.end:.2f}"
 
 
-def _told(setting: Setting, synchronous: Setting) -> str:
+def _told(setting: CurveSetting, synchronous: CurveSetting) -> str:
     curve = setting.accuracy
     match outcome(setting, synchronous):
         case "like synchronous":

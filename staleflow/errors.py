@@ -13,8 +13,8 @@
     └── TransportError       a push or pull failed; the reader keeps the version it has
 
 Exit codes of the command line: 0 done; 1 the run failed or staleflow has a bug; 2 the input is
-wrong and nothing was started; 3 an audit found violations; 130 stopped by Ctrl-C; 141 whoever read the
-output had enough (`| head`).
+wrong and nothing was started; 3 an audit found violations; 130 stopped by Ctrl-C; 141 the reader of the
+output closed it (`| head`).
 """
 
 

@@ -11,7 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from staleflow.errors import ConfigError
@@ -46,3 +46,26 @@ def load_named(kind: str, name: str, known: Mapping[str, str]) -> Any:
         raise ConfigError(
             f"{kind} {name!r} cannot be loaded: module {module_name} has no {attribute!r}"
         ) from None
+
+
+def make_named(
+    key: str, name: str, known: Mapping[str, str], options: Mapping[str, Any], methods: Sequence[str]
+) -> Any:
+    """What the class or function that `name` stands for makes of `options`, its keyword arguments.
+
+    `key` is the config key that names it; its options stand beside it. Raises ConfigError when it cannot be
+    made, or when what it makes lacks one of `methods`.
+    """
+    make = load_named(key, name, known)
+    try:
+        made = make(**options)
+    except Exception as error:
+        raise ConfigError(
+            f"{key}: {name!r} cannot be made with options {dict(options)}: {type(error).__name__}: {error}"
+        ) from error
+    lacking = [method for method in methods if not callable(getattr(made, method, None))]
+    if lacking:
+        raise ConfigError(
+            f"{key}: {name!r} makes a {type(made).__name__}, which has no method {lacking[0]!r}"
+        )
+    return made

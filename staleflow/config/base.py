@@ -48,6 +48,14 @@ def _name_or_dotted_path(known: tuple[str, ...], prefix: str | None = None) -> C
     return check
 
 
+EnvironmentName = Annotated[str, AfterValidator(_name_or_dotted_path(("single_turn", "scripted_turns")))]
+RoutingName = Annotated[str, AfterValidator(_name_or_dotted_path(("waterfall", "naive")))]
+SynchronizationName = Annotated[str, AfterValidator(_name_or_dotted_path(("selective", "naive")))]
+MigrationName = Annotated[str, AfterValidator(_name_or_dotted_path(("cost_aware", "naive")))]
+TransportName = Annotated[
+    str, AfterValidator(_name_or_dotted_path(("auto", "shared_memory", "object_store", "device")))
+]
+SinkName = Annotated[str, AfterValidator(_name_or_dotted_path(("jsonl",)))]
 EngineName = Annotated[str, AfterValidator(_name_or_dotted_path(("torch", "vllm", "fake")))]
 AlgorithmName = Annotated[str, AfterValidator(_name_or_dotted_path(tuple(ALGORITHMS)))]
 TrainerName = Annotated[str, AfterValidator(_name_or_dotted_path(("torch", "deepspeed")))]

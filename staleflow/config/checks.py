@@ -183,8 +183,14 @@ def _cluster(config: Config) -> Iterator[Problem]:
             "cluster.shared_memory_dir",
             "an inline run keeps its weights in its own memory: leave it out, or set cluster.runtime to ray",
         )
-    if config.cluster.runtime == "inline" and config.cluster.transport != "auto":
+    own_transport = "." in config.cluster.transport
+    if config.cluster.runtime == "inline" and config.cluster.transport != "auto" and not own_transport:
         yield "cluster.transport", "an inline run has no nodes: leave it out, or set cluster.runtime to ray"
+    if config.cluster.transport_options and not own_transport:
+        yield (
+            "cluster.transport_options",
+            "are read only with a transport of your own: name it in cluster.transport, or leave them out",
+        )
     rollout = config.rollout
     if rollout.progress_interval_s >= rollout.lost_after_s:
         yield (
@@ -220,6 +226,14 @@ def _coordination(config: Config) -> Iterator[Problem]:
             "one_step generates one step ahead of training, which staleness.bound 0 forbids: "
             "set staleness.bound to 1 or more, or take sync",
         )
+    for part in ("routing", "synchronization", "migration"):
+        section = getattr(coordination, part)
+        if section.options and "." not in (section.strategy or ""):
+            yield (
+                f"coordination.{part}.options",
+                f"are read only with a strategy of your own: name it in coordination.{part}.strategy, or "
+                "leave them out",
+            )
     if policy != "staleflow":
         for part in ("routing", "synchronization", "migration"):
             strategy = getattr(coordination, part).strategy

@@ -10,15 +10,15 @@ is that print. The larger sections are in `schema_rollout`, `schema_coordination
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, Strict
 
-from staleflow.config.base import Section, SourceName
+from staleflow.config.base import Section, SinkName, SourceName
 from staleflow.config.schema_cluster import Cluster
 from staleflow.config.schema_coordination import Coordination
 from staleflow.config.schema_rollout import Rollout
-from staleflow.config.schema_scoring import Evaluation, RewardConfig
+from staleflow.config.schema_scoring import EnvironmentConfig, Evaluation, RewardConfig
 from staleflow.config.schema_simulation import Simulation
 from staleflow.config.schema_training import Training
 
@@ -123,6 +123,15 @@ class Wandb(Section):
     """User or team. Null: the default of the account."""
 
 
+class SinkConfig(Section):
+    """One more place where rows of metrics go."""
+
+    name: SinkName
+    """jsonl (option path), or the dotted path of your own class (docs/extending.md)."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the sink."""
+
+
 class Telemetry(Section):
     """What is shown and logged beside metrics.jsonl, which is always written."""
 
@@ -131,6 +140,8 @@ class Telemetry(Section):
     journal: bool = True
     """Write journal.jsonl: what happened to each trajectory, for `staleflow explain` and trace.json."""
     wandb: Wandb = Wandb()
+    sinks: Annotated[tuple[SinkConfig, ...], Strict(False)] = ()
+    """Further sinks, such as `[{name: my_package.MySink, options: {}}]`. A run whose sink fails goes on."""
 
 
 class Config(Section):
@@ -143,6 +154,7 @@ class Config(Section):
     redundancy: Redundancy = Redundancy()
     rollout: Rollout = Rollout()
     coordination: Coordination = Coordination()
+    environment: EnvironmentConfig = EnvironmentConfig()
     reward: RewardConfig = RewardConfig()
     training: Training = Training()
     evaluation: Evaluation = Evaluation()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, Strict
 
-from staleflow.config.base import Section
+from staleflow.config.base import Section, TransportName
 
 PartName = Literal["servers", "reward", "evaluation", "training", "rollout"]
 Amount = Annotated[float, Field(ge=0)]
@@ -48,9 +48,12 @@ class Cluster(Section):
     """Address of a running Ray cluster (host:port, or auto). Null: a local one, stopped at the end."""
     ship: Annotated[tuple[str, ...], Strict(False)] = ()
     """Your own Python packages (folders, or .py files) that are sent to every node of an existing cluster."""
-    transport: Literal["auto", "shared_memory", "object_store", "device"] = "auto"
-    """How weights reach the nodes. shared_memory: there is one node; object_store: Ray's; device: NIXL, by
-    Ray's direct transport. auto: on an existing cluster device where it works, else object_store."""
+    transport: TransportName = "auto"
+    """How weights reach the instances. shared_memory: there is one node; object_store: Ray's; device: NIXL,
+    by Ray's direct transport; or the dotted path of your own class (docs/extending.md). auto: on an existing
+    cluster device where it works, else object_store; else shared_memory, in an inline run plain memory."""
+    transport_options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of a transport of your own."""
     transfer_mb: int = Field(default=64, ge=1)
     """MiB of a piece of weights on its way to another node; four are in Ray's object store at most."""
     shared_memory_dir: str | None = None

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
-from staleflow.config.base import Section
+from staleflow.config.base import MigrationName, RoutingName, Section, SynchronizationName
 
 
 class Routing(Section):
     """Which trajectory goes to which instance."""
 
-    strategy: Literal["waterfall", "naive"] | None = None
-    """waterfall: largest marginal throughput gain; naive: least loaded. Null: what the policy prescribes."""
+    strategy: RoutingName | None = None
+    """waterfall: largest marginal throughput gain; naive: least loaded; or the dotted path of your own class
+    (docs/extending.md). Null: what the policy prescribes."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of a strategy of your own."""
     mu: float = Field(default=0.3, ge=0, le=1)
     """μ of waterfall: a trajectory waits for at least this share of its gain on an empty instance."""
     kv_headroom: float = Field(default=0.1, ge=0, lt=1)
@@ -25,16 +28,21 @@ class Routing(Section):
 class Synchronization(Section):
     """When an instance pulls newer weights."""
 
-    strategy: Literal["selective", "naive"] | None = None
-    """selective: where a pull unlocks routing and pays; naive: all, as soon as there is something newer.
-    Null: what the policy prescribes."""
+    strategy: SynchronizationName | None = None
+    """selective: where a pull unlocks routing and pays; naive: all, as soon as there is something newer; or
+    the dotted path of your own class. Null: what the policy prescribes."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of a strategy of your own."""
 
 
 class Migration(Section):
     """When running trajectories move to another instance."""
 
-    strategy: Literal["cost_aware", "naive"] | None = None
-    """cost_aware: when the saving exceeds the new prefill; naive: never. Null: what the policy prescribes."""
+    strategy: MigrationName | None = None
+    """cost_aware: when the saving exceeds the new prefill; naive: never; or the dotted path of your own
+    class. Null: what the policy prescribes."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of a strategy of your own."""
     phi_wait: int = Field(default=3, ge=0)
     """φ_wait: trajectories that may wait inside an instance before some of them are taken elsewhere."""
     psi_throughput: float = Field(default=5.0, ge=1)

@@ -1,14 +1,27 @@
-"""The sections `reward` and `evaluation` of the schema: what is made of responses."""
+"""The sections `environment`, `reward` and `evaluation` of the schema: what is made of responses."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, Strict
 
-from staleflow.config.base import EngineName, Section, VerifierName
+from staleflow.config.base import EngineName, EnvironmentName, Section, VerifierName
 
 Count = Annotated[int, Field(ge=1)]
+
+
+class EnvironmentConfig(Section):
+    """What answers the model between its turns: tools, further questions, games."""
+
+    name: EnvironmentName = "single_turn"
+    """single_turn (none), scripted_turns, or the dotted path of your own class (docs/extending.md)."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the environment."""
+    workers: int = Field(default=4, ge=1)
+    """Trajectories whose environment is asked at the same time."""
+    timeout_s: float = Field(default=60.0, gt=0)
+    """Seconds after which an environment has failed, and its trajectory is left out of training."""
 
 
 class RewardConfig(Section):

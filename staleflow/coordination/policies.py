@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from staleflow.coordination.coordinator import AdmissionRule, Coordinator
 from staleflow.coordination.migration import (
@@ -44,16 +45,19 @@ from staleflow.coordination.synchronization import (
     SynchronizationStrategy,
 )
 
+Strategy = TypeVar("Strategy")
 POLICIES = ("staleflow", "strict_queue", "strict", "one_step", "sync")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicySettings:
-    """The tunable part of the policies. A strategy of None means the policy's default."""
+    """The tunable part of the policies. A strategy is a name, one of the caller's own, or None: the policy's
+    default.
+    """
 
-    routing: str | None = None
-    synchronization: str | None = None
-    migration: str | None = None
+    routing: str | RoutingStrategy | None = None
+    synchronization: str | SynchronizationStrategy | None = None
+    migration: str | MigrationStrategy | None = None
     mu: float = 0.3
     kv_headroom: float = KV_HEADROOM
     max_per_instance: int = 256
@@ -73,10 +77,16 @@ def build_coordinator(policy: str, settings: PolicySettings) -> Coordinator:
     admission, routing, synchronization, migration = _PARTS[policy]
     return Coordinator(
         admission=admission,
-        routing=_ROUTING[settings.routing or routing](settings),
-        synchronization=_SYNCHRONIZATION[settings.synchronization or synchronization](settings),
-        migration=_MIGRATION[settings.migration or migration](settings),
+        routing=_chosen(settings.routing or routing, _ROUTING, settings),
+        synchronization=_chosen(settings.synchronization or synchronization, _SYNCHRONIZATION, settings),
+        migration=_chosen(settings.migration or migration, _MIGRATION, settings),
     )
+
+
+def _chosen(
+    strategy: str | Strategy, named: dict[str, Callable[[PolicySettings], Strategy]], settings: PolicySettings
+) -> Strategy:
+    return named[strategy](settings) if isinstance(strategy, str) else strategy
 
 
 def what_fits(snapshot: Snapshot) -> int | None:

@@ -7,11 +7,13 @@ log-prob and no version, are masked out of the loss, and count in the budget of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from staleflow.data.trajectory import FinishReason, Segment, Trajectory
+from staleflow.errors import ConfigError
+from staleflow.registry import make_named
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,20 +46,35 @@ class Failed:
 Answer = Given | Waiting | Done | Failed
 
 
+SINGLE_TURN = "single_turn"
+"""No environment: one prompt, one response."""
+ENVIRONMENTS = {"scripted_turns": "staleflow.data.environment.ScriptedTurns"}
+"""Names to classes; a dotted path of one's own is as good."""
+
+
+def load_environment(name: str, options: Mapping[str, Any]) -> Environment | None:
+    """The environment of that name or dotted path, made with `options`; None: every turn is the last.
+
+    Raises ConfigError when it cannot be loaded or made.
+    """
+    if name == SINGLE_TURN:
+        if options:
+            raise ConfigError(f"environment.options are given, but {SINGLE_TURN} takes none")
+        return None
+    environment: Environment = make_named("environment.name", name, ENVIRONMENTS, options, ["respond"])
+    return environment
+
+
 class Environment(Protocol):
     """Asked each time the model has ended its turn with a stop token."""
 
-    def respond(self, trajectory: Trajectory) -> Given | Waiting | Done:
-        """What follows `trajectory`. Called again after Waiting, until it says something else."""
+    def respond(self, trajectory: Trajectory) -> Answer:
+        """What follows `trajectory`. Called again after Waiting, until it says something else.
+
+        Several threads call it at the same time, for different trajectories. An exception masks the
+        trajectory.
+        """
         ...
-
-
-class SingleTurn:
-    """The default: one prompt, one response."""
-
-    def respond(self, trajectory: Trajectory) -> Done:
-        """Always the end."""
-        return Done()
 
 
 class ScriptedTurns:

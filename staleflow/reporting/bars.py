@@ -1,6 +1,6 @@
-"""Bars that compare groups of runs: throughput, and what time and tokens were spent on. One row a group.
+"""Bars that compare groups of runs, one row per group: throughput, time, and fates of tokens.
 
-Each function returns an `<svg>` element, or None where no run has the data. A single run is a group of one.
+Each function returns an `<svg>` element, or None if no run has the data. A single run is a group of one.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ TIMING_ORDER = ("wait_for_batch", "update", "push", "pull", "reward", "save")
 TRAINER_PARTS = (
     ("update", "part1", "updating"),
     ("push", "part3", "pushing"),
-    ("waiting: instances at work", "warn", "rollout"),
+    ("waiting: busy instances", "warn", "rollout"),
     ("waiting: longest responses", "part4", "longest"),
     ("waiting: rewards", "run3", "reward"),
     ("waiting: pulls", "part5", "pull"),
-    ("waiting: nothing ran", "bad", "routing"),
-    ("waiting: outside", "busy", "environment"),
+    ("waiting: nothing running", "bad", "routing"),
+    ("waiting: environments", "busy", "environment"),
 )
-"""Title, colour, and the field or cause of `Shares`."""
+"""Title, colour, and the field or cause of `TimeShares`."""
 FATE_COLOURS = {
     "trained": "ok",
     "filtered": "warn",
@@ -38,7 +38,7 @@ FATE_COLOURS = {
 
 
 def throughput(groups: Sequence[RunGroup]) -> str | None:
-    """Draw trained tokens/s: a bar to the median of each group, a dot for each run."""
+    """Draw trained tokens/s: a bar for the median of each group, a dot for each run."""
     rates = [[n.tokens_per_s for n in group.numbers if n.tokens_per_s is not None] for group in groups]
     if not any(rates):
         return None
@@ -51,12 +51,12 @@ def throughput(groups: Sequence[RunGroup]) -> str | None:
             axis.plot([min(of_group), max(of_group)], [place, place], color=run_colour(place), linewidth=1.2)
     _named_rows(axis, groups)
     axis.set_xlim(left=0)
-    axis.set_xlabel("trained tokens a second (bar: median; dots: runs)")
-    return to_svg(figure, "throughput", "trained tokens a second")
+    axis.set_xlabel("trained tokens/s (bar: median; dots: runs)")
+    return to_svg(figure, "throughput", "trained tokens/s")
 
 
 def trainer_time(groups: Sequence[RunGroup]) -> str | None:
-    """Draw what the trainer's time was spent on: work, and waiting by cause."""
+    """Draw how the trainer spent its time: work, and waiting by cause."""
     every = [group.shares for group in groups]
     if not any(s.waiting_for for s in every):
         return None
@@ -74,7 +74,7 @@ def trainer_time(groups: Sequence[RunGroup]) -> str | None:
 
 
 def instance_time(groups: Sequence[RunGroup]) -> str | None:
-    """Draw what the time of all instances was spent on."""
+    """Draw how all instances spent their time."""
     every = [group.shares for group in groups]
     if not any(s.decoding is not None for s in every):
         return None
@@ -90,7 +90,7 @@ def instance_time(groups: Sequence[RunGroup]) -> str | None:
     ]
     titles = (
         ("decoding", "part1"), ("pulls", "part4"), ("other commands", "part3"),
-        ("idle, trainer at work", "bad"), ("idle, trainer waiting", "warn"),
+        ("idle, trainer working", "bad"), ("idle, trainer waiting", "warn"),
     )  # fmt: skip
     rows = [(title, c, [p[i] for p in parts]) for i, (title, c) in enumerate(titles)]
     rest = [max(0.0, 1 - sum(p)) for p in parts]
@@ -99,30 +99,26 @@ def instance_time(groups: Sequence[RunGroup]) -> str | None:
 
 
 def timings(groups: Sequence[RunGroup]) -> str | None:
-    """Draw the mean seconds of each part of a step. Parts overlap in an asynchronous run."""
+    """Draw the mean seconds of each part of a step; parts overlap in an asynchronous run."""
     means = [_mean_of([mean_timings(run) for run in group.runs]) for group in groups]
     present = {name for values in means for name in values}
     names = [n for n in TIMING_ORDER if n in present] + sorted(present - set(TIMING_ORDER))
     if not names:
         return None
     rows = [(name, f"part{min(i, 5)}", [m.get(name, 0.0) for m in means]) for i, name in enumerate(names)]
-    return _stacked(groups, rows, "timings", "mean seconds a step", percent=False, width=FULL_WIDTH)
+    return _stacked(groups, rows, "timings", "mean seconds per step", percent=False, width=FULL_WIDTH)
 
 
 def token_fates(groups: Sequence[RunGroup], *, half: bool) -> str | None:
-    """Draw what became of the generated tokens, as shares; `half`: in half the page's width."""
-    balances = [
-        {fate: sum(n.tokens.fates[fate] for n in group.numbers if n.tokens) for fate in TOKEN_FATES}
-        for group in groups
-    ]
-    generated = [sum(n.tokens.generated for n in group.numbers if n.tokens) for group in groups]
-    if not any(generated):
+    """Draw the fates of generated tokens, as shares; `half`: in half the page's width."""
+    tokens = [group.tokens for group in groups]
+    if not any(t.generated for t in tokens if t):
         return None
     rows = [
         (
             fate,
             FATE_COLOURS[fate],
-            [b[fate] / g if g else 0.0 for b, g in zip(balances, generated, strict=True)],
+            [t.fates[fate] / t.generated if t and t.generated else 0.0 for t in tokens],
         )
         for fate in TOKEN_FATES
     ]
@@ -145,7 +141,7 @@ def _stacked(
     percent: bool,
     width: float,
 ) -> str:
-    """Draw one horizontal bar a group, made of named parts."""
+    """Draw one horizontal bar per group, made of named parts."""
     columns = 3 if width == HALF[0] else 6
     legend_rows = -(-len(rows) // columns)
     figure, (axis,) = new_figure(width, 0.75 + 0.2 * legend_rows + 0.3 * len(groups))

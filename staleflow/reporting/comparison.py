@@ -1,6 +1,6 @@
-"""The table that compares groups of runs: one line a figure, one column a group.
+"""The table that compares groups of runs: one row per measure, one column per group.
 
-The page, the terminal and `--json` show these figures, in this order.
+The page, the terminal and `--json` show these measures, in this order.
 """
 
 from __future__ import annotations
@@ -9,31 +9,30 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from staleflow.reporting.format import clock, share, whole
-from staleflow.reporting.groups import RunGroup, Spread, spread
-from staleflow.reporting.headline import ABSENT, TOKEN_FATES, Headline
-from staleflow.reporting.load import RunData, bound_rates
+from staleflow.reporting.format import ABSENT, clock, count, fine_share, share, whole
+from staleflow.reporting.groups import RunGroup
+from staleflow.reporting.headline import TOKEN_FATES, Headline
+from staleflow.reporting.load import RunData, bound_rates, setting
+from staleflow.reporting.spread import Spread, spread
+from staleflow.telemetry.catalogue import CATALOGUE
 
-Measure = Callable[[RunData, Headline], float | None]
+Measurement = Callable[[RunData, Headline], float | None]
+_Row = tuple[str, str, Measurement, Callable[[float], str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """One line of the table."""
+class Measure:
+    """What a row of the table shows."""
 
     name: str
-    """Of `--json`; snake case, with its unit where it has one."""
+    """Its key in `--json`: snake case, with the unit if there is one."""
     section: str
     title: str
-    measure: Measure
+    value: Measurement
     text: Callable[[float], str]
     more_is_better: bool = False
     brief: bool = False
-    """Also in the terminal's table."""
-
-
-def _count(value: float) -> str:
-    return f"{value:,.0f}"
+    """Shown in the terminal's table, too."""
 
 
 def _two(value: float) -> str:
@@ -44,93 +43,89 @@ def _three(value: float) -> str:
     return f"{value:.3f}"
 
 
-def _fine(value: float) -> str:
-    """A share that may be small."""
-    return f"{value:.0%}" if value >= 0.0995 else f"{value:.1%}"
-
-
-def _share_of(name: str) -> Measure:
+def _share_of(name: str) -> Measurement:
     return lambda run, n: getattr(n.shares, name)
 
 
-def _counted(name: str) -> Measure:
+def _counted(name: str) -> Measurement:
     return lambda run, n: n.counts.get(name)
 
 
-def _fate(name: str) -> Measure:
+def _counts(*, of_coordination: bool) -> list[_Row]:
+    """What the catalogue gives a figure: what coordinator and instances did, or what was dropped."""
+    counted = [metric for metric in CATALOGUE.values() if metric.figure]
+    return [
+        (metric.figure, metric.title, _counted(metric.figure), count)
+        for metric in sorted(counted, key=lambda metric: metric.section != "coord")
+        if (metric.unit in ("commands", "preemptions")) == of_coordination
+    ]
+
+
+def _fate(name: str) -> Measurement:
     return lambda run, n: (
         n.tokens.fates[name] / n.tokens.generated if n.tokens and n.tokens.generated else None
     )
 
 
-def _cause(name: str) -> Measure:
+def _cause(name: str) -> Measurement:
     return lambda run, n: n.shares.waiting_for.get(name)
 
 
-def _length(which: int) -> Measure:
+def _length(which: int) -> Measurement:
     return lambda run, n: n.lengths[which]
 
 
 def _achieved(run: RunData, n: Headline) -> float | None:
-    """Of the least bound that the machines of a simulated run set."""
+    """The share reached of the lowest bound that the simulated machines set."""
     bounds = bound_rates(run)
     return n.tokens_per_s / min(bounds.values()) if bounds and n.tokens_per_s else None
 
 
 TOKENS = "Generated tokens"
-"""The section whose titles are fates of tokens."""
-DROPPED = "Dropped and cut"
-"""The section of which only such lines are shown as have anything to tell."""
-_Row = tuple[str, str, Measure, Callable[[float], str]]
+"""The section whose titles are token fates."""
+DROPPED = "Dropped and truncated"
+"""The section that shows only rows which are not all 0."""
 _SECTIONS: tuple[tuple[str, tuple[_Row, ...]], ...] = (
     ("Throughput", (
         ("trained_tokens_per_s", "trained tokens/s", lambda run, n: n.tokens_per_s, whole),
         ("generated_tokens_per_s", "generated tokens/s", lambda run, n: n.generated_per_s, whole),
         ("steps_per_s", "steps/s", lambda run, n: n.steps_per_s, _three),
-        ("steps", "steps", lambda run, n: n.steps, _count),
+        ("steps", "steps", lambda run, n: n.steps, count),
         ("wall_s", "wall time", lambda run, n: n.seconds, clock),
-        ("bound_share", "of what the machines allow", _achieved, share),
+        ("bound_share", "of the machines' limit", _achieved, share),
     )),
     ("Staleness", (
         ("staleness_mean", "staleness mean", lambda run, n: n.staleness_mean, _two),
-        ("staleness_max", "staleness max", lambda run, n: n.staleness_max, _count),
-        ("staleness_bound", "bound η", lambda run, n: n.bound, _count),
+        ("staleness_max", "staleness max", lambda run, n: n.staleness_max, count),
+        ("staleness_bound", "bound η", lambda run, n: n.bound, count),
     )),
     ("Trainer", (
         ("trainer_waiting_share", "trainer waited", _share_of("trainer_waiting"), share),
-        ("waiting_rollout_share", "… for instances at work", _cause("rollout"), share),
+        ("waiting_rollout_share", "… for busy instances", _cause("rollout"), share),
         ("waiting_longest_share", "… for the longest responses", _cause("longest"), share),
         ("waiting_reward_share", "… for rewards", _cause("reward"), share),
         ("waiting_pull_share", "… for pulls", _cause("pull"), share),
         ("waiting_routing_share", "… with nothing running", _cause("routing"), share),
-        ("waiting_environment_share", "… for answers from outside", _cause("environment"), share),
+        ("waiting_environment_share", "… for environments", _cause("environment"), share),
         ("update_share", "update", _share_of("updating"), share),
-        ("push_share", "push", _share_of("pushing"), _fine),
+        ("push_share", "push", _share_of("pushing"), fine_share),
     )),
     ("Instances", (
         ("instances_idle_share", "instances idle", _share_of("idle"), share),
         ("idle_while_training_share", "… while the trainer worked", _share_of("idle_while_training"), share),
         ("decoding_share", "decoding", _share_of("decoding"), share),
-        ("pulling_share", "pulling", _share_of("pulling"), _fine),
-        ("other_commands_share", "other commands", _share_of("commands"), _fine),
+        ("pulling_share", "pulling", _share_of("pulling"), fine_share),
+        ("other_commands_share", "other commands", _share_of("commands"), fine_share),
     )),
     ("Coordination", (
-        ("coordination_share", "coordination", _share_of("coordination"), _fine),
-        ("pulls", "pulls", _counted("pulls"), _count),
-        ("interrupts", "interrupts", _counted("interrupts"), _count),
-        ("migrations", "migrations", _counted("migrations"), _count),
-        ("preemptions", "preemptions", _counted("preemptions"), _count),
+        ("coordination_share", "coordination", _share_of("coordination"), fine_share),
+        *_counts(of_coordination=True),
     )),
     (TOKENS, tuple(
-        (f"tokens_{fate}_share", fate.replace("_", " "), _fate(fate), _fine) for fate in TOKEN_FATES
+        (f"tokens_{fate}_share", fate.replace("_", " "), _fate(fate), fine_share) for fate in TOKEN_FATES
     )),
     (DROPPED, (
-        ("groups_filtered", "groups filtered", _counted("groups_filtered"), _count),
-        ("groups_failed", "groups failed", _counted("groups_failed"), _count),
-        ("groups_expired", "spare groups expired", _counted("groups_expired"), _count),
-        ("members_aborted", "surplus members aborted", _counted("members_aborted"), _count),
-        ("stragglers_retried", "stragglers sampled anew", _counted("stragglers_retried"), _count),
-        ("stragglers_cut", "stragglers cut", _counted("stragglers_cut"), _count),
+        *_counts(of_coordination=False),
     )),
     ("Response length", (
         ("sampled_length_mean", "sampled, mean", _length(0), whole),
@@ -142,71 +137,81 @@ _SECTIONS: tuple[tuple[str, tuple[_Row, ...]], ...] = (
     )),
 )  # fmt: skip
 _MORE_IS_BETTER = ("trained_tokens_per_s", "final_accuracy")
+KEY_MEASURES = (
+    "trained_tokens_per_s", "steps", "wall_s", "staleness_mean", "staleness_max", "staleness_bound",
+    "trainer_waiting_share", "instances_idle_share", "final_accuracy",
+)  # fmt: skip
+"""The columns of a table whose rows are groups or runs."""
 _DETAILS = ("waiting_", "update_", "push_", "idle_while", "decoding_", "pulling_", "other_")
-"""Beginnings of the names of figures that the terminal leaves to the page."""
-FIGURES = tuple(
-    Figure(
+"""Measures whose names begin so are on the page, not on the terminal."""
+MEASURES = tuple(
+    Measure(
         section=section,
         name=name,
         title=title,
-        measure=measure,
+        value=value,
         text=text,
         more_is_better=name in _MORE_IS_BETTER,
         brief=not name.startswith(_DETAILS),
     )
     for section, rows in _SECTIONS
-    for name, title, measure, text in rows
+    for name, title, value, text in rows
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
-    """One figure of one group."""
+class ComparedCell:
+    """One measure of one group."""
 
     text: str
-    """The median, or the one value there is."""
+    """The median, or the only value."""
     span: str
-    """`1,180..1,290`; empty for a single run, and where all runs agree."""
+    """`1,180..1,290`; empty for a single run, or where all runs agree."""
     best: bool
     spread: Spread | None
     values: tuple[float | None, ...]
-    """One a run."""
+    """One per run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """One figure of all groups."""
+class ComparedRow:
+    """One measure of all groups."""
 
-    figure: Figure
-    cells: tuple[Cell, ...]
+    measure: Measure
+    cells: tuple[ComparedCell, ...]
+
+    def text(self, place: int, run: int) -> str:
+        """The value of one run of the group at this place."""
+        value = self.cells[place].values[run]
+        return ABSENT if value is None else self.measure.text(value)
 
 
-def compare(groups: Sequence[RunGroup]) -> list[Line]:
-    """Return the lines of figures that any run measured; of what was dropped, those that are not all 0."""
-    lines = []
-    for figure in FIGURES:
+def compare(groups: Sequence[RunGroup]) -> list[ComparedRow]:
+    """Return the rows that any run measured; in section DROPPED, those that are not all 0."""
+    compared = []
+    for measure in MEASURES:
         values = [
-            tuple(figure.measure(run, n) for run, n in zip(group.runs, group.numbers, strict=True))
+            tuple(measure.value(run, n) for run, n in zip(group.runs, group.numbers, strict=True))
             for group in groups
         ]
         spreads = [spread(of_group) for of_group in values]
-        if not any(spreads) or (figure.section == DROPPED and not any(s.most for s in spreads if s)):
+        if not any(spreads) or (measure.section == DROPPED and not any(s.most for s in spreads if s)):
             continue
-        best = _best(spreads) if figure.more_is_better else None
-        lines.append(
-            Line(
-                figure=figure,
+        best = _best(spreads) if measure.more_is_better else None
+        compared.append(
+            ComparedRow(
+                measure=measure,
                 cells=tuple(
-                    _cell(figure, of_group, found, place == best)
+                    _cell(measure, of_group, found, place == best)
                     for place, (of_group, found) in enumerate(zip(values, spreads, strict=True))
                 ),
             )
         )
-    return lines
+    return compared
 
 
 def against(groups: Sequence[RunGroup]) -> tuple[str, list[float | None]] | None:
-    """Trained tokens/s of each group as a multiple of the reference's, which is policy sync or the first."""
+    """Return a reference, policy sync or else the first group, and the throughput of each against it."""
     rates = [spread([n.tokens_per_s for n in group.numbers]) for group in groups]
     place = next((i for i, group in enumerate(groups) if group.numbers[0].policy == "sync"), 0)
     reference = rates[place] if len(groups) > 1 else None
@@ -216,18 +221,18 @@ def against(groups: Sequence[RunGroup]) -> tuple[str, list[float | None]] | None
 
 
 def audit_text(group: RunGroup) -> tuple[str, bool | None]:
-    """Return the audits of a group in words, and whether they are clean; None where one was impossible."""
-    found = [run.verdict.violations for run in group.runs]
-    if len(found) == 1:
-        return group.runs[0].verdict.text, None if found[0] is None else found[0] == 0
-    clean = sum(violations == 0 for violations in found)
-    unclear = all(violations == 0 or violations is None for violations in found)
-    return f"{clean} of {len(found)} clean", True if clean == len(found) else None if unclear else False
+    """Return the audits of a group in words, and whether they are clean; None if one was not possible."""
+    audits = [run.audit for run in group.runs]
+    if len(audits) == 1:
+        return audits[0].text, audits[0].clean
+    clean = sum(audit.clean is True for audit in audits)
+    dirty = any(audit.clean is False for audit in audits)
+    return f"{clean} of {len(audits)} clean", True if clean == len(audits) else False if dirty else None
 
 
 def as_json(groups: Sequence[RunGroup]) -> dict[str, Any]:
-    """Return the comparison as plain values: the same figures, with each run's own."""
-    lines, relative = compare(groups), against(groups)
+    """Return the comparison as plain values, with those of each run."""
+    rows, relative = compare(groups), against(groups)
     return {
         "throughput_against": relative[0] if relative else None,
         "groups": [
@@ -238,15 +243,15 @@ def as_json(groups: Sequence[RunGroup]) -> dict[str, Any]:
                     {
                         "name": run.name,
                         "folder": str(run.folder),
-                        "seed": _seed(run),
+                        "seed": setting(run.config, "run", "seed"),
                         "reason": n.reason,
-                        "violations": run.verdict.violations,
+                        "violations": run.audit.violations,
                         "tokens_missing": n.tokens.missing if n.tokens else None,
                     }
                     for run, n in zip(group.runs, group.numbers, strict=True)
                 ],
                 "throughput_ratio": relative[1][place] if relative else None,
-                "figures": {line.figure.name: _plain(line.cells[place]) for line in lines},
+                "figures": {row.measure.name: _plain(row.cells[place]) for row in rows},
                 "bottleneck": {
                     "kind": group.verdict.kind,
                     "figures": group.verdict.figures,
@@ -261,7 +266,7 @@ def as_json(groups: Sequence[RunGroup]) -> dict[str, Any]:
     }
 
 
-def _plain(cell: Cell) -> dict[str, Any] | None:
+def _plain(cell: ComparedCell) -> dict[str, Any] | None:
     if cell.spread is None:
         return None
     return {
@@ -272,17 +277,14 @@ def _plain(cell: Cell) -> dict[str, Any] | None:
     }
 
 
-def _seed(run: RunData) -> Any:
-    section = run.config.get("run")
-    return section.get("seed") if isinstance(section, dict) else None
-
-
-def _cell(figure: Figure, values: tuple[float | None, ...], found: Spread | None, best: bool) -> Cell:
+def _cell(
+    measure: Measure, values: tuple[float | None, ...], found: Spread | None, best: bool
+) -> ComparedCell:
     if found is None:
-        return Cell(text=ABSENT, span="", best=False, spread=None, values=values)
-    ends = figure.text(found.least), figure.text(found.most)
-    return Cell(
-        text=figure.text(found.median),
+        return ComparedCell(text=ABSENT, span="", best=False, spread=None, values=values)
+    ends = measure.text(found.least), measure.text(found.most)
+    return ComparedCell(
+        text=measure.text(found.median),
         span=f"{ends[0]}..{ends[1]}" if ends[0] != ends[1] else "",
         best=best,
         spread=found,
@@ -291,7 +293,7 @@ def _cell(figure: Figure, values: tuple[float | None, ...], found: Spread | None
 
 
 def _best(spreads: Sequence[Spread | None]) -> int | None:
-    """The place of the largest median; None where there is no other, or two share it."""
+    """The place of the largest median; None if it is the only one, or two groups share it."""
     known = sorted((s.median for s in spreads if s is not None), reverse=True)
     if len(known) < 2 or known[0] == known[1]:
         return None

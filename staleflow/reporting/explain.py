@@ -1,24 +1,26 @@
-"""`staleflow explain`: the life of a trajectory, or why a training step waited, in plain lines."""
+"""`staleflow explain`: the history of a trajectory or a group, or why a training step waited, as text."""
 
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
 from staleflow.errors import UserError
 from staleflow.protocol.records import Consume
-from staleflow.reporting.lives import GroupLife, Life, State, Stay, StepLife
-from staleflow.reporting.story import Story, journal_of, records_of
+from staleflow.reporting.history.lives import GroupHistory, Stay, StepHistory, TrajectoryHistory
+from staleflow.reporting.history.moves import State, journal_lines
+from staleflow.reporting.history.reader import History, ledger_records
 
 SHOWN = 8
-"""Groups listed of a step, those that came last."""
+"""Groups listed of a step: the last ones to be complete."""
 SHOWN_S = 0.005
-"""Less would read 0.00 s."""
+"""Shorter times would read 0.00 s."""
 AT_ONCE_S = 0.001
-"""A wait shorter than this is none."""
+"""A shorter wait counts as none."""
 
-WHILE: dict[State, str] = {
+DOING: dict[State, str] = {
     "pending": "waiting in the trajectory server",
     "running": "generating",
     "external": "waiting for its environment",
@@ -38,183 +40,165 @@ def explain(folder: Path, what: str) -> str:
         if not words[1].isdecimal():
             raise UserError(f"a training step is a number from 0 on, not {words[1]!r}")
         return _explain_step(folder, int(words[1]))
-    drawn_as = _drawn_as(folder, what)
-    story = Story(folder, lambda group, members: what == group or drawn_as in members)
-    for group in story.groups.values():
-        if what == group.group_id:
-            return _explain_group(story, group)
-        return _explain_trajectory(story, group, group.members[what])
-    raise UserError(_unknown(folder, what))
+    history = History(folder, lambda group, members: what == group or what in members)
+    if not history.groups:
+        first = _drawn_first(folder, what)
+        history = History(folder, lambda group, members: first in members)
+    (group,) = history.groups.values()
+    if what == group.group_id:
+        return _explain_group(history, group)
+    return _explain_trajectory(history, group.members[what])
 
 
 # ---------------------------------------------------------------------- trajectories and groups
 
 
-def _explain_trajectory(story: Story, group: GroupLife, life: Life) -> str:
-    attempt = f", attempt {group.attempt}" if group.attempt else ""
-    head = f"trajectory {life.trajectory_id} of group {group.group_id}{attempt}"
-    return "\n".join([head, *_events(life), f"in short: {_in_short(story, life)}"])
+def _explain_trajectory(history: History, one: TrajectoryHistory) -> str:
+    head = f"trajectory {one.trajectory_id} of group {one.group.group_id}{_attempt(', ', one.group.attempt)}"
+    events = [_line(time, text) for time, text in one.events]
+    return "\n".join([head, *events, f"summary: {_summary(history, one)}"])
 
 
-def _explain_group(story: Story, group: GroupLife) -> str:
+def _explain_group(history: History, group: GroupHistory) -> str:
     version = f", V = {group.version}" if group.version is not None else ", never reserved"
-    attempt = f", attempt {group.attempt}" if group.attempt else ""
-    lines = [f"group {group.group_id}{attempt}: {_many(len(group.members), 'trajectory')}{version}"]
-    for time, text in (
-        (group.drawn_at, "drawn"),
-        (group.reserved_at, "reserved"),
-        (group.occupied_at, "complete"),
-    ):
-        if time is not None:
-            lines.append(_line(time, text))
-    lines += [f"  {life.trajectory_id}: {_in_short(story, life)}" for life in group.lives]
+    members = _many(len(group.members), "trajectory")
+    lines = [f"group {group.group_id}{_attempt(', ', group.attempt)}: {members}{version}"]
+    times = {"drawn": group.drawn_at, "reserved": group.reserved_at, "complete": group.occupied_at}
+    lines += [_line(time, text) for text, time in times.items() if time is not None]
+    lines += [f"  {one.trajectory_id}: {_summary(history, one)}" for one in group.trajectories]
     return "\n".join(lines)
 
 
-def _events(life: Life) -> list[str]:
-    return [_line(time, text) for time, text in life.events]
-
-
-def _in_short(story: Story, life: Life) -> str:
-    spent: dict[State, float] = {}
-    where: dict[str, None] = {}
-    end = max(story.end, life.now.until or 0.0)  # times of an earlier attempt may lie beyond this one's
-    for stay, seconds in life.between(0.0, end):
-        spent[stay.state] = spent.get(stay.state, 0.0) + seconds
+def _summary(history: History, one: TrajectoryHistory) -> str:
+    spent = dict.fromkeys(DOING, 0.0)
+    instances: dict[str, None] = {}
+    end = max(history.end, one.now.until or 0.0)  # times of an earlier attempt may lie beyond this one's
+    for stay, seconds in one.between(0.0, end):
+        spent[stay.state] += seconds
         if stay.instance:
-            where[stay.instance] = None
+            instances[stay.instance] = None
     parts = []
-    for state, doing in WHILE.items():
-        if spent.get(state, 0.0) >= SHOWN_S:
-            on = f" on {', '.join(where)}" if state == "running" else ""
+    for state, doing in DOING.items():
+        if spent[state] >= SHOWN_S:
+            on = f" on {', '.join(instances)}" if state == "running" else ""
             parts.append(f"{spent[state]:.2f} s {doing}{on}")
-    return "; ".join([life.fate or f"still {WHILE[life.now.state]}", *parts])
+    return "; ".join([one.fate or f"still {DOING[one.now.state]}", *parts])
 
 
 # ---------------------------------------------------------------------- steps
 
 
 def _explain_step(folder: Path, number: int) -> str:
-    batches = {record.buffer: record for _, _, record in records_of(folder) if isinstance(record, Consume)}
+    batches = {
+        record.buffer: record for _, _, record in ledger_records(folder) if isinstance(record, Consume)
+    }
     if number in batches:
         ids = {group.group for group in batches[number].groups}
-        story = Story(folder, lambda group, _: group in ids)
-        attempts = [attempt for attempt, step in story.steps if step == number]
-        step = story.steps.get((max(attempts, default=-1), number))
+        history = History(folder, lambda group, _: group in ids)
+        attempts = [attempt for attempt, step in history.steps if step == number]
+        step = history.steps.get((max(attempts, default=-1), number))
         if step is not None and step.batch_at is not None:
-            return _explain_batch(story, step, batches[number])
-    story = Story(folder, lambda *_: True, only_alive=True)
-    step = story.steps.get((story.attempt, number))
-    if number == story.next_step and step is not None and step.batch_at is None and not story.finished:
-        return _explain_missing(story, step)
-    there = f"the last one was step {max(batches)}" if batches else "no step was yet"
-    raise UserError(f"step {number} was not handed to the trainer in {folder}: {there}")
+            return _explain_batch(history, step, step.batch_at, batches[number])
+    history = History(folder, lambda *_: True, only_alive=True)
+    step = history.steps.get((history.attempt, number))
+    if number == history.next_step and step is not None and step.batch_at is None and not history.finished:
+        return _explain_missing(history, step)
+    last = f"the last step was {max(batches)}" if batches else "no step has started"
+    raise UserError(f"step {number} was not handed to the trainer in {folder}: {last}")
 
 
-def _explain_batch(story: Story, step: StepLife, batch: Consume) -> str:
-    assert step.batch_at is not None
-    idle = step.idle_since if step.idle_since is not None else step.batch_at
-    waited = step.batch_at - idle
-    groups = [story.groups[g.group] for g in batch.groups if g.group in story.groups]
-    late = sorted((g for g in groups if _completed(g) > idle + AT_ONCE_S), key=_completed)
-    attempt = f" of attempt {step.attempt}" if step.attempt else ""
-    members = sum(len(group.ids) for group in batch.groups)
+def _explain_batch(history: History, step: StepHistory, batch_at: float, batch: Consume) -> str:
+    idle = step.idle_since if step.idle_since is not None else batch_at
+    waited = batch_at - idle
+    groups = [history.groups[g.group] for g in batch.groups if g.group in history.groups]
+    late = sorted((g for g in groups if g.completed_at > idle + AT_ONCE_S), key=lambda g: g.completed_at)
+    members = _many(sum(len(group.ids) for group in batch.groups), "trajectory")
     lines = [
-        f"step {step.step}{attempt}: {_many(len(groups), 'group')}, {_many(members, 'trajectory')}",
+        f"step {step.step}{_attempt(' of ', step.attempt)}: {_many(len(groups), 'group')}, {members}",
         _line(idle, f"the trainer has weights {step.step} and is idle; "
                     f"{len(groups) - len(late)} of {len(groups)} groups are complete"),
     ]  # fmt: skip
     if len(late) > SHOWN:
         lines.append(f"{'':>14}({_many(len(late) - SHOWN, 'group')} complete before those below)")
-    for group in late[-SHOWN:]:
-        lines += _late(group, idle)
-    lines.append(_line(step.batch_at, f"the batch is handed out: the trainer has waited {waited:.2f} s"))
+    lines += [_late_group(group, idle) for group in late[-SHOWN:]]
+    lines.append(_line(batch_at, f"the batch is handed out: the trainer waited {waited:.2f} s"))
     if step.trained_at is not None:
         lines.append(
             _line(step.trained_at, f"trained: {step.update_s:.2f} s update, {step.push_s:.2f} s push")
         )
-    lines.append(_verdict(step, waited, late, idle))
+    lines.append(f"verdict: step {step.step} {_verdict(step, waited, late, idle)}.")
     return "\n".join(lines)
 
 
-def _late(group: GroupLife, idle: float) -> list[str]:
+def _late_group(group: GroupHistory, idle: float) -> str:
     """A group that the trainer waited for: its last trajectory, and what this did meanwhile."""
-    last, done = group.last_rewarded, _completed(group)
-    stays = last.between(idle, done)
+    last = group.last_rewarded
+    stays = last.between(idle, group.completed_at)
     doing = ", ".join(_spent(stay, seconds, idle) for stay, seconds in stays if seconds >= SHOWN_S)
-    what = f"group {group.group_id} (V = {group.version}) is complete with {last.trajectory_id}"
-    return [_line(done, f"{what}: {doing or 'no time'} since the trainer was idle")]
+    text = f"group {group.group_id} (V = {group.version}) is complete, last with {last.trajectory_id}"
+    return _line(group.completed_at, f"{text}; since the trainer was idle: {doing or 'no time'}")
 
 
-def _verdict(step: StepLife, waited: float, late: list[GroupLife], idle: float) -> str:
-    filtered = step.released.get("filtered", 0)
-    fresh = (
-        f"; {_many(filtered, 'group')} filtered meanwhile, and others generated for them" if filtered else ""
-    )
+def _verdict(step: StepHistory, waited: float, late: list[GroupHistory], idle: float) -> str:
     if waited < AT_ONCE_S:
-        return f"verdict: step {step.step} did not wait: its batch was complete before the trainer was idle."
+        return "did not wait: its batch was complete before the trainer was idle"
+    text = f"waited {waited:.2f} s"
+    filtered = step.released.get("filtered", 0)
+    replaced = f"; {_many(filtered, 'group')} filtered meanwhile and replaced" if filtered else ""
     if not late:
-        return (
-            f"verdict: step {step.step} waited {waited:.2f} s although its groups were complete: "
-            f"groups that must be trained no later were not{fresh}."
-        )
-    last = late[-1].last_rewarded
-    stays = last.between(idle, _completed(late[-1]))
-    stay, seconds = max(stays, key=lambda s: s[1], default=(last.stays[0], 0.0))
-    began = last.stays[0].since > idle + AT_ONCE_S or (late[-1].reserved_at or 0.0) > idle + AT_ONCE_S
-    why = ", which could begin only once the trainer was idle" if began else ""
-    return (
-        f"verdict: step {step.step} waited {waited:.2f} s, to the end for {last.trajectory_id}{why}: "
-        f"{_spent(stay, seconds, idle)}{fresh}."
+        return f"{text} although its groups were complete: another group due by this step was not{replaced}"
+    group = late[-1]
+    last = group.last_rewarded
+    stay, seconds = max(
+        last.between(idle, group.completed_at), key=lambda s: s[1], default=(last.stays[0], 0.0)
     )
+    began = last.stays[0].since > idle + AT_ONCE_S or (group.reserved_at or 0.0) > idle + AT_ONCE_S
+    only_then = ", which could start only when the trainer was idle" if began else ""
+    return f"{text}, last for {last.trajectory_id}{only_then}: {_spent(stay, seconds, idle)}{replaced}"
 
 
-def _explain_missing(story: Story, step: StepLife) -> str:
+def _explain_missing(history: History, step: StepHistory) -> str:
     """A step that the trainer still waits for at the end of the journal."""
     assert step.idle_since is not None
     groups = sorted(
-        (g for g in story.groups.values() if g.step is None),
+        (g for g in history.groups.values() if g.step is None),
         key=lambda g: (g.version is None, g.version or 0),
     )
-    complete = sum(g.occupied_at is not None for g in groups)
-    waited = story.end - step.idle_since
-    lines = [
-        f"step {step.step} has not been handed out: the trainer has been idle for {waited:.2f} s",
-        f"  {_many(complete, 'group')} complete, {story.batch_size} make a batch",
-    ]
     missing = [g for g in groups if g.occupied_at is None]
+    lines = [
+        f"step {step.step} has not been handed out: the trainer has been idle for "
+        f"{history.end - step.idle_since:.2f} s",
+        f"  {_many(len(groups) - len(missing), 'group')} complete of the {history.batch_size} in a batch",
+    ]
     for group in missing[:SHOWN]:
-        states = ", ".join(f"{life.trajectory_id} {_doing(life.now.state, life.now.instance)} for "
-                           f"{story.end - life.now.since:.2f} s" for life in group.unfinished)  # fmt: skip
+        states = ", ".join(f"{one.trajectory_id} {_doing(one.now)} for {history.end - one.now.since:.2f} s"
+                           for one in group.unfinished)  # fmt: skip
         version = f"V = {group.version}" if group.version is not None else "not reserved"
         lines.append(f"  group {group.group_id} ({version}): {states or 'all scored'}")
     if len(missing) > SHOWN:
         lines.append(f"  and {_many(len(missing) - SHOWN, 'group')} more")
-    counts: dict[str, int] = {}
-    for group in missing:
-        for life in group.unfinished:
-            doing = _doing(life.now.state, life.now.instance)
-            counts[doing] = counts.get(doing, 0) + 1
-    most = max(counts, key=lambda doing: counts[doing], default="")
-    how_many = _many(sum(counts.values()), "trajectory")
-    held = f"{how_many} missing, {counts[most]} of them {most}" if most else "nothing is under way"
-    return "\n".join([*lines, f"verdict: step {step.step} waits: {held}."])
-
-
-def _completed(group: GroupLife) -> float:
-    return group.occupied_at if group.occupied_at is not None else group.drawn_at
+    counts = Counter(_doing(one.now) for group in missing for one in group.unfinished)
+    waits_for = "no trajectory is under way"
+    if counts:
+        doing, count = counts.most_common(1)[0]
+        waits_for = f"{_many(counts.total(), 'trajectory')} missing, {count} of them {doing}"
+    return "\n".join([*lines, f"verdict: step {step.step} waits: {waits_for}."])
 
 
 def _spent(stay: Stay, seconds: float, idle: float) -> str:
     since = f" (since {stay.since:.2f} s)" if stay.since < idle - AT_ONCE_S else ""
-    return f"{seconds:.2f} s {_doing(stay.state, stay.instance)}{since}"
+    return f"{seconds:.2f} s {_doing(stay)}{since}"
 
 
-def _doing(state: State, instance: str) -> str:
-    return f"{WHILE[state]} on {instance}" if instance else WHILE[state]
+def _doing(stay: Stay) -> str:
+    return f"{DOING[stay.state]} on {stay.instance}" if stay.instance else DOING[stay.state]
 
 
 # ---------------------------------------------------------------------- words
+
+
+def _attempt(before: str, attempt: int) -> str:
+    return f"{before}attempt {attempt}" if attempt else ""
 
 
 def _many(count: int, what: str) -> str:
@@ -226,26 +210,27 @@ def _line(time: float, text: str) -> str:
     return f"{time:>10.2f} s  {text}"
 
 
-def _drawn_as(folder: Path, trajectory_id: str) -> str:
-    """The trajectory that this one was sampled anew for, and so on: one that its group was drawn with."""
-    came_from = {line["to"]: line["id"] for line in journal_of(folder) if line["k"] == "resample"}
-    while trajectory_id in came_from:
-        trajectory_id = came_from[trajectory_id]
-    return trajectory_id
+def _drawn_first(folder: Path, what: str) -> str:
+    """The trajectory that its group was drawn with and whose place `what` took, directly or not.
 
-
-def _unknown(folder: Path, what: str) -> str:
+    Raises UserError where there is no `what`, naming the nearest ids.
+    """
     ids: dict[str, None] = {}
-    for line in journal_of(folder):
+    replaced: dict[str, str] = {}
+    for line in journal_lines(folder):
         if line["k"] == "draw":
-            ids[line["g"]] = None
-            ids.update(dict.fromkeys(line["m"]))
+            ids |= dict.fromkeys([line["g"], *line["m"]])
+        elif line["k"] == "resample":
+            replaced[line["to"]] = line["id"]
+    if what in replaced:
+        while what in replaced:
+            what = replaced[what]
+        return what
     if not ids:
-        return f"no trajectory was drawn in {folder}, so there is none called {what!r}"
-    close = ", ".join(_nearest(what, ids))
-    return (
-        f"there is no trajectory or group {what!r} in {folder}: give an id such as {close}, "
-        'or "step N" for a training step'
+        raise UserError(f"no trajectory was drawn in {folder}, so there is none called {what!r}")
+    raise UserError(
+        f"there is no trajectory or group {what!r} in {folder}: give an id such as "
+        f'{", ".join(_nearest(what, ids))}, or "step N" for a training step'
     )
 
 

@@ -1,6 +1,6 @@
-"""Curves and distributions that compare groups of runs: one colour a group, the same everywhere.
+"""Curves and distributions that compare groups of runs, in one colour per group.
 
-Each function returns an `<svg>` element, or None where no run has the data. A single run is a group of one.
+Each function returns an `<svg>` element, or None if no run has the data. A single run is a group of one.
 """
 
 from __future__ import annotations
@@ -14,33 +14,26 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from staleflow.reporting.groups import RunGroup
-from staleflow.reporting.headline import accuracy_name
-from staleflow.reporting.length_bias import Kind, length_counts
-from staleflow.reporting.load import RunData, Trained, Values, series
-from staleflow.reporting.svg import HALF, colour, new_figure, run_colour, to_svg
+from staleflow.reporting.headline import Kind, accuracy_name, length_counts
+from staleflow.reporting.load import RunData, TrainedRow, Values, series
+from staleflow.reporting.svg import FULL_WIDTH, HALF, colour, new_figure, run_colour, to_svg
+from staleflow.telemetry.catalogue import CATALOGUE
 
 SEED_ALPHA = 0.3
-"""The runs of a group behind their mean."""
+"""Opacity of the runs of a group, drawn behind their mean."""
 SMOOTH_FROM = 30
-"""With fewer points than this, the points themselves are the curve."""
+"""A curve of fewer points is not smoothed."""
+SIGNAL_COLUMNS = 4
 
-SIGNALS = (
-    ("train/loss", "loss"),
-    ("train/grad_norm", "gradient norm"),
-    ("train/entropy", "entropy"),
-    ("train/kl", "KL to the behaviour policy"),
-    ("train/clip_frac", "clipped share"),
-    ("train/logprob_abs_diff", "|log-prob difference|"),
-    ("rollout/tokens_per_s", "generated tokens/s"),
-    ("rollout/response_len_mean", "mean response length"),
-)
+SIGNALS = [(metric.name, metric.title) for metric in CATALOGUE.values() if metric.curve]
+"""Curves of the report: what the catalogue says is one."""
 
 
 def accuracy(groups: Sequence[RunGroup], *, over_time: bool) -> str | None:
     """Draw sampled accuracy over weight versions or over minutes.
 
-    Of a single run also greedy accuracy, dotted, and pass@k for its largest k, dashed. With several runs
-    only what is compared is drawn: greedy curves, far above, would flatten the rest.
+    For a single run, greedy accuracy is dotted and pass@k for its largest k dashed. With several runs only
+    sampled accuracy is drawn: the greedy curves lie far above and would flatten the rest.
     """
     x = "run/seconds" if over_time else "eval/weight_version"
     figure, (axis,) = new_figure(*HALF)
@@ -69,7 +62,7 @@ def accuracy(groups: Sequence[RunGroup], *, over_time: bool) -> str | None:
 
 
 def _beside(run: RunData) -> list[tuple[str, str]]:
-    """What is drawn beside sampled accuracy, with its line style: greedy accuracy, and the largest pass@k."""
+    """Metrics drawn beside sampled accuracy, with line styles: greedy accuracy and the largest pass@k."""
     names = {key for row in run.evals for key in row}
     greedy = sorted(name for name in names if name.endswith("_greedy/avg@1"))[:1]
     passed = sorted((name for name in names if "/pass@" in name), key=lambda n: int(n.rpartition("@")[2]))[
@@ -79,7 +72,7 @@ def _beside(run: RunData) -> list[tuple[str, str]]:
 
 
 def reward(groups: Sequence[RunGroup]) -> str | None:
-    """Draw the mean reward of each step, smoothed over the raw values."""
+    """Draw the mean reward of each step: raw, and smoothed on top."""
     figure, (axis,) = new_figure(*HALF)
     if not _curves(axis, groups, "rollout/reward_mean"):
         return None
@@ -121,7 +114,7 @@ def staleness(groups: Sequence[RunGroup]) -> str | None:
 
 
 def response_lengths(groups: Sequence[RunGroup]) -> str | None:
-    """Draw the distribution of generated tokens per trained trajectory, with its median."""
+    """Draw the distribution of generated tokens per trained trajectory, and its median."""
     longest = max((t.tokens for group in groups for t in _trained(group)), default=0)
     if longest == 0:
         return None
@@ -146,7 +139,7 @@ def response_lengths(groups: Sequence[RunGroup]) -> str | None:
 
 
 def sampled_and_trained(groups: Sequence[RunGroup]) -> str | None:
-    """Draw response lengths in buckets of powers of two: of what was trained on; dotted, of all sampled."""
+    """Draw response lengths by power of two: of trained responses; dotted, of all sampled ones."""
     kinds: tuple[Kind, Kind] = ("sampled", "trained")
     counts = [[(kind, length_counts(group.runs, kind)) for kind in kinds] for group in groups]
     longest = max((bucket for of_group in counts for _, c in of_group for bucket in c), default=0)
@@ -171,7 +164,7 @@ def sampled_and_trained(groups: Sequence[RunGroup]) -> str | None:
 
 
 def signals(groups: Sequence[RunGroup]) -> str | None:
-    """Draw small curves of what the trainer measured, those that any run has."""
+    """Draw a small curve of each training signal that any run has."""
     present = [
         (k, title)
         for k, title in SIGNALS
@@ -179,9 +172,8 @@ def signals(groups: Sequence[RunGroup]) -> str | None:
     ]
     if not present:
         return None
-    columns = min(4, len(present))
-    rows = math.ceil(len(present) / columns)
-    figure, axes = new_figure(2.6 * columns, 1.65 * rows, rows, columns)
+    rows = math.ceil(len(present) / SIGNAL_COLUMNS)
+    figure, axes = new_figure(FULL_WIDTH, 1.65 * rows, rows, SIGNAL_COLUMNS)
     for axis, (key, title) in zip(axes, present, strict=False):
         _curves(axis, groups, key)
         axis.set_title(title, fontsize=8.5, fontweight="bold", loc="left", color=colour("ink"))
@@ -193,7 +185,7 @@ def signals(groups: Sequence[RunGroup]) -> str | None:
 
 
 def smooth(values: Sequence[float]) -> list[float]:
-    """Return the centred running mean over about a 20th of the curve; short curves as they are."""
+    """Return the centred running mean over about a 20th of the curve; a short curve unchanged."""
     if len(values) < SMOOTH_FROM:
         return list(values)
     reach = max(1, len(values) // 40)
@@ -220,7 +212,7 @@ def _curves(axis: Axes, groups: Sequence[RunGroup], key: str) -> bool:
 
 
 def _middle(axis: Axes, index: int, curves: Sequence[dict[float, float]]) -> None:
-    """Draw the mean over the seeds of a group, where each of them has a value."""
+    """Draw the mean over the seeds of a group, where all of them have a value."""
     xs = sorted(set.intersection(*map(set, curves)))
     axis.plot(
         xs, smooth([sum(curve[x] for curve in curves) / len(curves) for x in xs]),
@@ -232,7 +224,7 @@ def _points(rows: Sequence[Values], x: str, y: str | None) -> dict[float, float]
     return dict(zip(*series(rows, x, y), strict=True)) if y else {}
 
 
-def _trained(group: RunGroup) -> list[Trained]:
+def _trained(group: RunGroup) -> list[TrainedRow]:
     return [t for run in group.runs for t in run.trained]
 
 

@@ -1,38 +1,9 @@
-"""Numbers as words, the same on the page and on the terminal. What was not measured is ABSENT."""
+"""Numbers as text, the same on the page and on the terminal. What was not measured is ABSENT."""
 
 from __future__ import annotations
 
-from staleflow.reporting.headline import ABSENT, Headline
-
-COLUMNS = (
-    "policy", "η", "steps", "wall time", "trained tok/s", "staleness mean", "staleness max",
-    "sampled accuracy", "trainer waited", "instances idle",
-)  # fmt: skip
-
-
-def cells(n: Headline) -> list[str]:
-    """Return one text per name in COLUMNS."""
-    return [
-        n.policy or ABSENT,
-        ABSENT if n.bound is None else str(n.bound),
-        str(n.steps),
-        clock(n.seconds),
-        whole(n.tokens_per_s),
-        ABSENT if n.staleness_mean is None else f"{n.staleness_mean:.2f}",
-        ABSENT if n.staleness_max is None else str(n.staleness_max),
-        accuracy_text(n),
-        share(n.shares.trainer_waiting),
-        share(n.shares.idle),
-    ]
-
-
-def accuracy_text(n: Headline) -> str:
-    """Return `0.53 → 0.70`, or the one value there is."""
-    if n.first_accuracy is None or n.last_accuracy is None:
-        return ABSENT
-    if n.first_version == n.last_version:
-        return f"{n.last_accuracy:.3f}"
-    return f"{n.first_accuracy:.3f} → {n.last_accuracy:.3f}"
+ABSENT = "–"  # noqa: RUF001
+"""Shown where nothing was measured or set."""
 
 
 def clock(seconds: float | None) -> str:
@@ -47,7 +18,7 @@ def clock(seconds: float | None) -> str:
 
 
 def whole(value: float | None) -> str:
-    """Return `1,234`, or `12.3` where the first digits would be lost."""
+    """Return `1,234`, or `12.3` below 100."""
     if value is None:
         return ABSENT
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}"
@@ -61,3 +32,13 @@ def times(value: float | None) -> str:
 def share(value: float | None) -> str:
     """Return `46%`."""
     return ABSENT if value is None else f"{value:.0%}"
+
+
+def fine_share(value: float) -> str:
+    """Return `46%`, or `4.6%` below 10 %."""
+    return f"{value:.0%}" if value >= 0.0995 else f"{value:.1%}"
+
+
+def count(value: float) -> str:
+    """Return `1,234`."""
+    return f"{value:,.0f}"

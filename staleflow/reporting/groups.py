@@ -1,6 +1,6 @@
-"""Runs that differ only in their seed, as one row of a comparison.
+"""Runs that differ only in their seed, as one group of a comparison.
 
-A group holds each seed once: the same run given twice, or an unseeded repetition, stays a row of its own.
+A group holds each seed once: a run given twice, or a repetition with the same seed, is a group of its own.
 """
 
 from __future__ import annotations
@@ -10,32 +10,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from staleflow.reporting.bottleneck import Bottleneck, Setup, bottleneck, setup
-from staleflow.reporting.headline import ABSENT, Headline, flat_config, headline
+from staleflow.reporting.bottleneck import Bottleneck, Resources, bottleneck, resources
+from staleflow.reporting.format import ABSENT
+from staleflow.reporting.headline import TOKEN_FATES, Headline, TokenFates, flat_config, headline
 from staleflow.reporting.load import RunData
-from staleflow.reporting.utilization import Shares
+from staleflow.reporting.spread import spread
+from staleflow.reporting.utilization import TimeShares
 
 SEED = "run.seed"
 SIMULATED = "simulated"
-"""Beside the keys of the config: a real run and a simulated one are no siblings."""
+"""A key beside those of the config: a real and a simulated run are never in one group."""
 _NAMES = ("run.name", "run.output_dir")
 _WATCHING = "telemetry."
-"""Keys under it change what is seen of a run, not the run."""
+"""Keys under it do not change the run."""
 _PREFIXES = {"staleness.bound": "η=", "coordination.policy": ""}
-"""Keys that a label writes in their own way; others are the last part of the key and `=`."""
+"""How a label begins for these keys; for others, with the last part of the key and `=`."""
 FEW_STEPS = 10
-"""In a shorter run the first batch, generated alone, and the last ones, trained alone, weigh in."""
+"""In a shorter run, filling the first batch and training the last ones distort the shares of time."""
 _KEYS_IN_A_LABEL = 3
-"""Where groups differ in more keys than these, a run's name says more."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
-    """One figure over the runs of a group."""
-
-    median: float
-    least: float
-    most: float
+"""If groups differ in more keys, the label is a run's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,33 +36,47 @@ class RunGroup:
     """Runs of one config under several seeds, or a single run."""
 
     label: str
-    """What tells it from the other groups: `sync, η=1`; the run's name where no run has a sibling."""
+    """How it differs from other groups: `sync, η=1`; the run's name if every group has one run."""
     runs: tuple[RunData, ...]
     numbers: tuple[Headline, ...]
-    """One a run, in the same order."""
+    """One per run, in the same order."""
     keys: Mapping[str, str]
-    """Config keys in which the groups differ, and this one's values."""
+    """Config keys in which the groups differ, and its values."""
 
     @property
-    def setup(self) -> Setup:
-        """What its runs gave to each side."""
-        return setup(self.runs[0])
+    def resources(self) -> Resources:
+        """What each side of its runs had."""
+        return resources(self.runs[0])
 
     @property
-    def shares(self) -> Shares:
+    def shares(self) -> TimeShares:
         """Medians over its runs."""
         return _median_shares([n.shares for n in self.numbers])
 
     @property
+    def tokens(self) -> TokenFates | None:
+        """Sums over those of its runs that counted tokens."""
+        counted = [n.tokens for n in self.numbers if n.tokens]
+        if not counted:
+            return None
+        fates = {fate: sum(tokens.fates[fate] for tokens in counted) for fate in TOKEN_FATES}
+        return TokenFates(generated=sum(tokens.generated for tokens in counted), fates=fates)
+
+    @property
+    def tokens_missing(self) -> int:
+        """The largest imbalance of one of its runs."""
+        return max((n.tokens.missing for n in self.numbers if n.tokens), key=abs, default=0)
+
+    @property
     def verdict(self) -> Bottleneck:
         """The bottleneck, from the medians."""
-        return bottleneck(self.shares, self.setup)
+        return bottleneck(self.shares, self.resources)
 
     @property
     def dissent(self) -> str:
-        """Verdicts of runs that differ from the group's, as text; empty where all agree."""
+        """The verdicts by seed, as text; empty if all are the group's."""
         kinds = [
-            bottleneck(n.shares, setup(run)).kind for run, n in zip(self.runs, self.numbers, strict=True)
+            bottleneck(n.shares, resources(run)).kind for run, n in zip(self.runs, self.numbers, strict=True)
         ]
         if set(kinds) == {self.verdict.kind}:
             return ""
@@ -79,18 +86,18 @@ class RunGroup:
 
     @property
     def remark(self) -> str:
-        """What to bear in mind with the verdict; empty where there is nothing."""
+        """What limits the verdict; empty if nothing does."""
         steps = min(n.steps for n in self.numbers)
-        short = f"only {steps} step{'' if steps == 1 else 's'}: filling and draining weigh in"
-        virtual = "on the virtual clock of an inline run, so no measure of this machine"
+        short = f"only {steps} step{'' if steps == 1 else 's'}: start-up and end distort the shares"
+        virtual = "times of an inline run's virtual clock, not of this machine"
         simulated = "simulated" if any(run.simulation for run in self.runs) else ""
         few = short if steps < FEW_STEPS else ""
-        texts = (self.dissent, simulated, few, virtual if self.setup.virtual else "")
+        texts = (self.dissent, simulated, few, virtual if self.resources.virtual else "")
         return "; ".join(text for text in texts if text)
 
 
 def group_runs(runs: Sequence[RunData]) -> list[RunGroup]:
-    """Put runs together that differ only in the seed, in the order of their first ones."""
+    """Put runs together that differ only in the seed, in the order of their first runs."""
     found: list[tuple[dict[str, str], list[RunData], set[str]]] = []
     for run in runs:
         config = flat_config(run.config)
@@ -119,12 +126,6 @@ def group_runs(runs: Sequence[RunData]) -> list[RunGroup]:
     ]
 
 
-def spread(values: Sequence[float | None]) -> Spread | None:
-    """Return median, least and most of what was measured; None where nothing was."""
-    known = [value for value in values if value is not None]
-    return Spread(median=median(known), least=min(known), most=max(known)) if known else None
-
-
 def _label(run: RunData, config: Mapping[str, str], differing: Sequence[str], seeded: bool) -> str:
     if not seeded:
         return run.name
@@ -139,13 +140,13 @@ def _in_order(configs: Sequence[Mapping[str, str]]) -> list[str]:
     return list(dict.fromkeys(key for config in configs for key in config))
 
 
-def _median_shares(all_shares: Sequence[Shares]) -> Shares:
+def _median_shares(all_shares: Sequence[TimeShares]) -> TimeShares:
     def middle(name: str) -> float | None:
         found = spread([getattr(s, name) for s in all_shares])
         return found.median if found else None
 
     causes = dict.fromkeys(cause for s in all_shares for cause in s.waiting_for)
-    return Shares(
+    return TimeShares(
         waiting_for={c: median([s.waiting_for.get(c, 0.0) for s in all_shares]) for c in causes},
-        **{name: middle(name) for name in Shares.__slots__ if name != "waiting_for"},
+        **{name: middle(name) for name in TimeShares.__slots__ if name != "waiting_for"},
     )

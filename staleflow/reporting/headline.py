@@ -1,59 +1,50 @@
-"""The numbers that a report opens with, each measured, or None where the run did not measure it."""
+"""What the metrics of a run say over all its steps; None where the run did not measure it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from staleflow.reporting.length_bias import mean_lengths
-from staleflow.reporting.load import RunData, Values, series
-from staleflow.reporting.utilization import Shares, shares, total, wall_seconds, working_seconds
-
-ABSENT = "–"  # noqa: RUF001
-"""What stands where nothing was measured or set."""
+from staleflow.reporting.load import RunData, Values, series, setting
+from staleflow.reporting.utilization import TimeShares, shares, wall_seconds, working_seconds
+from staleflow.telemetry.catalogue import CATALOGUE, summarize
 
 TOKEN_FATES = ("trained", "filtered", "aborted", "discarded", "in_flight")
-"""Where a generated token can be; they sum to `generated`."""
+"""What can become of a generated token; they sum to `generated`."""
 
-COUNTS = {
-    "pulls": "coord/pull_count",
-    "interrupts": "coord/interrupt_count",
-    "migrations": "coord/migrate_count",
-    "preemptions": "rollout/preemptions",
-    "groups_filtered": "rollout/filtered_groups",
-    "groups_failed": "rollout/failed_groups",
-    "groups_expired": "rollout/expired_groups",
-    "members_aborted": "rollout/surplus_members",
-    "stragglers_retried": "rollout/straggler_retried",
-    "stragglers_cut": "rollout/straggler_truncated",
-}
-"""What is counted over a run, and the figure of a step that holds it. Migrations are interrupts, too."""
+COUNTS = {metric.figure: metric.name for metric in CATALOGUE.values() if metric.figure}
+"""Counts over a run, and the metric of a step that each sums up: what the catalogue gives a figure."""
+
+
+Kind = Literal["sampled", "trained"]
+"""Which response lengths: of all responses that were generated to their end, or of those trained on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenBalance:
-    """Generated tokens and where they are now."""
+class TokenFates:
+    """Generated tokens and what became of them."""
 
     generated: int
     fates: Mapping[str, int]
 
     @property
     def missing(self) -> int:
-        """Generated tokens that nothing accounts for; negative where too many are accounted for."""
+        """Generated tokens without a fate; negative if there are more fates than tokens."""
         return self.generated - sum(self.fates.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Headline:
-    """One run in a dozen numbers."""
+    """One run in numbers."""
 
     policy: str | None
     bound: int | None
     steps: int
     planned: int | None
     seconds: float | None
-    """Wall time of all attempts that the rows cover."""
+    """Wall time of all attempts."""
     tokens_per_s: float | None
     """Trained tokens per second of `working_seconds`."""
     generated_per_s: float | None
@@ -64,14 +55,14 @@ class Headline:
     last_accuracy: float | None
     first_version: int | None
     last_version: int | None
-    shares: Shares
+    shares: TimeShares
     counts: Mapping[str, int]
-    """Of COUNTS, those that the run recorded."""
+    """Those of COUNTS that the run recorded."""
     lengths: tuple[float | None, float | None]
-    """Mean response length of all that was sampled to its end, and of what was trained on."""
-    tokens: TokenBalance | None
+    """Mean response length of sampled and of trained trajectories."""
+    tokens: TokenFates | None
     reason: str
-    """Why the run ended; `still going or killed` without a summary row."""
+    """Why the run ended; `running or killed` without a summary row."""
 
 
 def headline(run: RunData) -> Headline:
@@ -79,16 +70,16 @@ def headline(run: RunData) -> Headline:
     seconds = working_seconds(run)
     tokens = _tokens(run)
     steps = len(run.train) or len({t.step for t in run.trained})
-    # From the ledger first: it spans all attempts, as the wall time does.
+    # The ledger is preferred: like the wall time, it spans all attempts.
     trained = sum(t.tokens for t in run.trained) or (tokens.fates["trained"] if tokens else 0)
     accuracy_key = accuracy_name(run)
     versions, accuracies = (
         series(run.evals, "eval/weight_version", accuracy_key) if accuracy_key else ([], [])
     )
     mean, worst = _staleness(run)
-    planned = _at(run.config, "run", "steps")
+    planned = setting(run.config, "run", "steps")
     return Headline(
-        policy=_at(run.config, "coordination", "policy"),
+        policy=setting(run.config, "coordination", "policy"),
         bound=run.bound,
         steps=steps,
         planned=planned if isinstance(planned, int) else None,
@@ -104,16 +95,18 @@ def headline(run: RunData) -> Headline:
         last_version=int(versions[-1]) if versions else None,
         shares=shares(run),
         counts={
-            name: round(count) for name, key in COUNTS.items() if (count := total(run.train, key)) is not None
+            figure: round(count)
+            for figure, name in COUNTS.items()
+            if (count := summarize(name, run.train)) is not None
         },
         lengths=mean_lengths(run),
         tokens=tokens,
-        reason=str(run.summary.get("run/reason", "finished" if run.summary else "still going or killed")),
+        reason=str(run.summary.get("run/reason", "finished" if run.summary else "running or killed")),
     )
 
 
 def accuracy_name(run: RunData) -> str | None:
-    """Return the metric of sampled accuracy: `eval/heldout/avg@1`, else the first sampled one there is."""
+    """Return the metric of sampled accuracy: `eval/heldout/avg@1`, else the first sampled one."""
     names = sorted({key for row in run.evals for key in row if key.startswith("eval/") and "/avg@" in key})
     sampled = [name for name in names if "greedy" not in name]
     if "eval/heldout/avg@1" in sampled:
@@ -132,8 +125,41 @@ def mean_timings(run: RunData) -> dict[str, float]:
     return means
 
 
-def _generated(run: RunData, tokens: TokenBalance) -> float:
-    """Generated tokens of all attempts: their steps' rates over their times."""
+def length_counts(runs: Iterable[RunData], kind: Kind) -> Counter[int]:
+    """Return trajectories by bucket: bucket b holds lengths from b to 2 b - 1, bucket 0 length 0."""
+    counts: Counter[int] = Counter()
+    prefix = f"lengths/{kind}/"
+    for run in runs:
+        for row in run.train:
+            for key, count in row.items():
+                if key.startswith(prefix) and key.removeprefix(prefix).isdigit():
+                    counts[int(key.removeprefix(prefix))] += int(count)
+    return counts
+
+
+def mean_lengths(run: RunData) -> tuple[float | None, float | None]:
+    """Return the mean tokens of a sampled and of a trained response; None if not recorded."""
+    trained = _mean_length(run, "trained")
+    if trained is None:
+        tokens = [t.tokens for t in run.trained if t.tokens]
+        trained = sum(tokens) / len(tokens) if tokens else None
+    return _mean_length(run, "sampled"), trained
+
+
+def _mean_length(run: RunData, kind: Kind) -> float | None:
+    number = tokens = 0.0
+    for row in run.train:
+        mean = row.get(f"lengths/{kind}/mean")
+        if isinstance(mean, int | float):
+            prefix = f"lengths/{kind}/"
+            here = sum(v for k, v in row.items() if k.startswith(prefix) and k.removeprefix(prefix).isdigit())
+            number += here
+            tokens += mean * here
+    return tokens / number if number else None
+
+
+def _generated(run: RunData, tokens: TokenFates) -> float:
+    """Generated tokens of all attempts: each step's rate times its duration."""
     steps = [
         row["rollout/tokens_per_s"] * row["time/step_s"]
         for row in run.train
@@ -142,13 +168,13 @@ def _generated(run: RunData, tokens: TokenBalance) -> float:
     return sum(steps) if len(steps) == len(run.train) > 0 else float(tokens.generated)
 
 
-def _tokens(run: RunData) -> TokenBalance | None:
+def _tokens(run: RunData) -> TokenFates | None:
     source: Values = (
         run.summary if "tokens/generated" in run.summary else (run.train[-1] if run.train else {})
     )
     if "tokens/generated" not in source:
         return None
-    return TokenBalance(
+    return TokenFates(
         generated=int(source["tokens/generated"]),
         fates={fate: int(source.get(f"tokens/{fate}", 0)) for fate in TOKEN_FATES},
     )
@@ -173,8 +199,3 @@ def flat_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         else:
             flat[f"{prefix}{key}"] = "null" if value is None else str(value)
     return flat
-
-
-def _at(config: Mapping[str, Any], section: str, key: str) -> Any:
-    values = config.get(section)
-    return values.get(key) if isinstance(values, Mapping) else None

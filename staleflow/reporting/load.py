@@ -1,9 +1,9 @@
 """Read a run's folder into plain values.
 
-- A file may be missing, may end in a torn line, and may grow while it is read: what is whole is used.
-- What a resume voided is gone: when a training step is seen again, all later ones before it in the
-  file are dropped, and so are evaluations of versions that they had made.
-- Seconds go on across attempts: where an attempt starts counting from zero, it is put after the last.
+- A file may be missing, may end in a torn line, and may grow while it is read: whole lines are used.
+- What a resume voided is left out: when a training step is seen again, earlier rows of this step and of later
+  ones are dropped, and so are evaluations of the versions that they made.
+- Seconds continue across attempts: an attempt that counts from zero is shifted behind the last one.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from staleflow.audit import audit_ledger
 from staleflow.errors import RunFolderError
 
 Values = Mapping[str, Any]
-"""One row of metrics.jsonl without what could not be a number (null)."""
+"""One row of metrics.jsonl without its null values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trained:
+class TrainedRow:
     """One trajectory of a `trained` record of the ledger."""
 
     step: int
@@ -36,62 +36,66 @@ class Trained:
 
     @property
     def staleness(self) -> int:
-        """Versions by which the oldest token lagged."""
+        """Versions by which the oldest token lags."""
         return self.step - self.min_version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """What the audit says of the run's ledger."""
+class AuditSummary:
+    """The result of auditing the run's ledger."""
 
     violations: int | None
-    """None where there is no ledger to audit, or it cannot be read."""
+    """None if there is no ledger, or it cannot be read."""
     text: str
+
+    @property
+    def clean(self) -> bool | None:
+        """None if the ledger was not audited."""
+        return None if self.violations is None else self.violations == 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunData:
-    """All that a report needs of one run."""
+    """What a report needs of one run."""
 
     folder: Path
     name: str
     config: Mapping[str, Any]
     config_text: str
-    """config.yaml as it stands, versions and git state included."""
+    """config.yaml itself, versions and git state included."""
     train: tuple[Values, ...]
-    """By `train/step`, ascending; a step trained again after a resume is here once."""
+    """By `train/step`, ascending; a step trained again after a resume is in it once."""
     evals: tuple[Values, ...]
     """By `eval/weight_version`, ascending."""
     instances: tuple[Values, ...]
     """By `run/seconds`."""
     events: tuple[Values, ...]
     summary: Values
-    """Empty while the run goes on, or where it was killed."""
+    """Empty while the run is running, or if it was killed."""
     bound: int | None
-    """η that the run was held to, from the ledger's first record (policy sync has 0, whatever the config
-    says); from the config where there is no ledger."""
-    trained: tuple[Trained, ...]
-    verdict: Verdict
+    """η of the run, from the ledger's first record (policy sync has 0, whatever the config says); from the
+    config if there is no ledger."""
+    trained: tuple[TrainedRow, ...]
+    audit: AuditSummary
     simulation: Mapping[str, Any]
-    """simulation.json: what a simulated run was reckoned with; empty for a real one."""
+    """simulation.json: the costs that a simulated run used; empty for a real run."""
     skipped_lines: int
-    """Lines that are no JSON objects: at most the torn ones, in a healthy run."""
+    """Lines that are not JSON objects: in a healthy run, only torn ones."""
 
 
 def load_run(folder: Path) -> RunData:
-    """Read one run; raises RunFolderError for a folder that holds none."""
+    """Read one run. Raises RunFolderError if the folder is not a run folder."""
     folder = Path(folder)
     if not folder.is_dir():
         raise RunFolderError(f"{folder} is not a folder; give the folder of a run, such as runs/<name>")
     metrics, ledger = folder / "metrics.jsonl", folder / "ledger.jsonl"
     if not metrics.exists() and not ledger.exists():
-        raise RunFolderError(f"{folder} is no run: it has neither metrics.jsonl nor ledger.jsonl")
+        raise RunFolderError(f"{folder} is not a run folder: it has neither metrics.jsonl nor ledger.jsonl")
     rows, torn_rows = _objects(metrics)
     records, torn_records = _objects(ledger)
     kept = _Rows(rows)
     config_text, config = _config(folder / "config.yaml")
-    run_section = config.get("run")
-    name = run_section.get("name") if isinstance(run_section, Mapping) else None
+    name = setting(config, "run", "name")
     return RunData(
         folder=folder,
         name=str(name or folder.resolve().name),
@@ -104,14 +108,14 @@ def load_run(folder: Path) -> RunData:
         summary=kept.summary,
         bound=_bound(records, config),
         trained=tuple(_trained(records)),
-        verdict=_verdict(ledger),
+        audit=_audit(ledger),
         simulation=_simulation(folder / "simulation.json"),
         skipped_lines=torn_rows + torn_records,
     )
 
 
 class _Rows:
-    """Sorts rows by kind in the order of the file, and drops what later rows void."""
+    """Sorts rows by kind, in file order, and drops those that later rows void."""
 
     def __init__(self, rows: Iterable[dict[str, Any]]) -> None:
         self.train: dict[int, Values] = {}
@@ -146,7 +150,7 @@ class _Rows:
         seconds = values.get("run/seconds")
         if not isinstance(seconds, int | float):
             return
-        # Rows of one attempt may be a moment out of order; a new attempt falls back to about zero.
+        # Rows of one attempt may be slightly out of order; a new attempt starts near zero.
         if seconds + self._offset < self._last - 1.0 and seconds < 0.5 * (self._last - self._offset):
             self._offset = self._last
         values["run/seconds"] = seconds + self._offset
@@ -154,7 +158,7 @@ class _Rows:
 
 
 def _objects(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """Return the JSON objects of a file of lines and how many lines were none."""
+    """Return the JSON objects of a file of lines, and the number of other lines."""
     if not path.exists():
         return [], 0
     found: list[dict[str, Any]] = []
@@ -180,8 +184,8 @@ def _bound(records: Sequence[dict[str, Any]], config: Mapping[str, Any]) -> int 
     return bound if isinstance(bound, int) else None
 
 
-def _trained(records: Sequence[dict[str, Any]]) -> Iterator[Trained]:
-    """Yield what was trained on and not voided by a later resume, in the order of steps."""
+def _trained(records: Sequence[dict[str, Any]]) -> Iterator[TrainedRow]:
+    """Yield the trajectories that were trained on and not voided by a later resume, by step."""
     steps: dict[int, list[dict[str, Any]]] = {}
     for record in records:
         if record.get("kind") == "resume":
@@ -190,17 +194,19 @@ def _trained(records: Sequence[dict[str, Any]]) -> Iterator[Trained]:
             steps[record["step"]] = record["trajectories"]
     for step in sorted(steps):
         for item in steps[step]:
-            yield Trained(step=step, min_version=item["min"], max_version=item["max"], tokens=item["tokens"])
+            yield TrainedRow(
+                step=step, min_version=item["min"], max_version=item["max"], tokens=item["tokens"]
+            )
 
 
-def _verdict(ledger: Path) -> Verdict:
+def _audit(ledger: Path) -> AuditSummary:
     if not ledger.exists():
-        return Verdict(violations=None, text="no ledger")
+        return AuditSummary(violations=None, text="no ledger")
     try:
         violations = len(audit_ledger(ledger).violations)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        return Verdict(violations=None, text=f"ledger unreadable: {error}")
-    return Verdict(violations=violations, text=f"{violations} violation{'' if violations == 1 else 's'}")
+        return AuditSummary(violations=None, text=f"ledger unreadable: {error}")
+    return AuditSummary(violations=violations, text=f"{violations} violation{'' if violations == 1 else 's'}")
 
 
 def _simulation(path: Path) -> Mapping[str, Any]:
@@ -212,7 +218,7 @@ def _simulation(path: Path) -> Mapping[str, Any]:
 
 
 def _config(path: Path) -> tuple[str, Mapping[str, Any]]:
-    """Return the config's text and values; empty where there is none or a kill left half of it."""
+    """Return the config's text and values; empty if there is none, or only half of one."""
     try:
         text = path.read_text(encoding="utf-8")
         value = yaml.safe_load(text)
@@ -221,8 +227,14 @@ def _config(path: Path) -> tuple[str, Mapping[str, Any]]:
     return text, value if isinstance(value, dict) else {}
 
 
+def setting(config: Mapping[str, Any], section: str, key: str) -> Any:
+    """Return a value of the config; None if it is not there."""
+    values = config.get(section)
+    return values.get(key) if isinstance(values, Mapping) else None
+
+
 def bound_rates(run: RunData) -> dict[str, float]:
-    """Return what rollout, trainer and latency alone allow a simulated run, in trained tokens a second."""
+    """Return the limits that rollout, trainer and latency set a simulated run, in trained tokens/s."""
     bounds = run.simulation.get("bounds")
     if not isinstance(bounds, Mapping):
         return {}

@@ -14,25 +14,28 @@ from rich.table import Table
 from rich.text import Text
 
 from staleflow.errors import RunFolderError
-from staleflow.reporting.comparison import TOKENS, Cell, against, as_json, audit_text, compare
+from staleflow.reporting.comparison import (
+    KEY_MEASURES,
+    TOKENS,
+    ComparedCell,
+    against,
+    as_json,
+    audit_text,
+    compare,
+)
 from staleflow.reporting.format import times
 from staleflow.reporting.groups import RunGroup, group_runs
 from staleflow.reporting.load import RunData, load_run
 from staleflow.reporting.page import page
 
 SIDE_BY_SIDE = 5
-"""Up to this many groups are columns of the terminal's table, beyond it rows."""
-ROW_FIGURES = (
-    "trained_tokens_per_s", "steps", "wall_s", "staleness_mean", "staleness_max", "staleness_bound",
-    "trainer_waiting_share", "instances_idle_share", "final_accuracy",
-)  # fmt: skip
-"""Columns where groups are rows."""
+"""Up to this many groups are columns of the terminal's table; more are rows."""
 
 
 def write_report(run_folders: Sequence[Path], output: Path) -> None:
     """Write the report of these runs to `output`, whole or not at all.
 
-    Raises RunFolderError where a folder holds no run, none is given, or the file cannot be written.
+    Raises RunFolderError if a folder is not a run folder, none is given, or the file cannot be written.
     """
     text = page(_load(run_folders))
     aside = output.with_name(f".{output.name}.part")
@@ -46,7 +49,7 @@ def write_report(run_folders: Sequence[Path], output: Path) -> None:
 
 
 def summary_renderable(run_folders: Sequence[Path]) -> RenderableType:
-    """Return the comparison, and a line for each group on what held it up, for a Rich console.
+    """Return the comparison, and a line on the bottleneck of each group, for a Rich console.
 
     A few groups stand side by side as columns, which fits 80 columns; more are rows.
     """
@@ -62,12 +65,12 @@ def summary_renderable(run_folders: Sequence[Path]) -> RenderableType:
 
 
 def comparison(run_folders: Sequence[Path]) -> dict[str, Any]:
-    """Return the same figures as plain values, ready for JSON. Raises RunFolderError, as write_report."""
+    """Return the comparison as plain values, ready for JSON. Raises RunFolderError, as write_report."""
     return as_json(group_runs(_load(run_folders)))
 
 
 def terminal_summary(run_folders: Sequence[Path], *, width: int = 100) -> str:
-    """Return the same as plain text of at most `width` columns."""
+    """Return the summary as plain text of at most `width` columns."""
     target = io.StringIO()
     Console(file=target, width=width, color_system=None, highlight=False).print(
         summary_renderable(run_folders)
@@ -77,7 +80,7 @@ def terminal_summary(run_folders: Sequence[Path], *, width: int = 100) -> str:
 
 def _load(run_folders: Sequence[Path]) -> list[RunData]:
     if not run_folders:
-        raise RunFolderError("no run to report on: give at least one run folder, such as runs/<name>")
+        raise RunFolderError("no run is given: give at least one run folder, such as runs/<name>")
     return [load_run(folder) for folder in run_folders]
 
 
@@ -87,11 +90,12 @@ def _side_by_side(groups: Sequence[RunGroup]) -> Table:
     for group in groups:
         table.add_column(Text(group.label, "bold"), justify="right", overflow="fold")
     table.add_row(Text("runs", "dim"), *(str(len(group.runs)) for group in groups))
-    for line in compare(groups):
-        if line.figure.brief:
-            title = f"{line.figure.title} tokens" if line.figure.section == TOKENS else line.figure.title
-            table.add_row(Text(title, "dim"), *map(_cell, line.cells))
-        if line.figure.name == "trained_tokens_per_s" and (relative := against(groups)):
+    for row in compare(groups):
+        measure = row.measure
+        if measure.brief:
+            title = f"{measure.title} tokens" if measure.section == TOKENS else measure.title
+            table.add_row(Text(title, "dim"), *map(_cell, row.cells))
+        if measure.name == "trained_tokens_per_s" and (relative := against(groups)):
             table.add_row(Text(f"against {relative[0]}", "dim"), *map(times, relative[1]))
     table.add_row(Text("audit", "dim"), *map(_audit, groups))
     return table
@@ -100,17 +104,17 @@ def _side_by_side(groups: Sequence[RunGroup]) -> Table:
 def _rows(groups: Sequence[RunGroup]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")
     table.add_column("", style="bold", overflow="fold")
-    lines = [line for line in compare(groups) if line.figure.name in ROW_FIGURES]
-    for line in lines:
-        table.add_column(line.figure.title, justify="right")
+    rows = [row for row in compare(groups) if row.measure.name in KEY_MEASURES]
+    for row in rows:
+        table.add_column(row.measure.title, justify="right")
     table.add_column("audit")
     for place, group in enumerate(groups):
-        table.add_row(Text(group.label), *(_cell(line.cells[place]) for line in lines), _audit(group))
+        table.add_row(Text(group.label), *(_cell(row.cells[place]) for row in rows), _audit(group))
     return table
 
 
-def _cell(cell: Cell) -> Text:
-    """The median, bold where it is the best of its line, and what lies between the seeds below it."""
+def _cell(cell: ComparedCell) -> Text:
+    """The median, bold if it is the best of its row; below it, the least and the most of the seeds."""
     return Text.assemble(
         (cell.text, "bold green" if cell.best else ""), (f"\n{cell.span}" if cell.span else "", "dim")
     )

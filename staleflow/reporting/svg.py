@@ -1,4 +1,4 @@
-"""Matplotlib figures as inline SVG that follows the page's colours and font.
+"""The one set-up of matplotlib for figures, and their SVG as part of the page.
 
 - A figure is drawn in stand-in colours, each of which becomes a CSS variable of the page: one SVG
   serves light, dark and print.
@@ -12,6 +12,7 @@ import io
 import re
 from collections.abc import Sequence
 from typing import Any
+from xml.etree import ElementTree
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -30,6 +31,10 @@ _NAMES = (
     *(f"run{i}" for i in range(RUN_COLOURS)), *(f"part{i}" for i in range(6)),
 )  # fmt: skip
 _STAND_INS = {name: f"#0a01{i:02x}" for i, name in enumerate(_NAMES)}
+_STAND_IN = re.compile(r"#0a01([0-9a-f]{2})")
+_FONT = re.compile(r"font: (\d+ )?([\d.]+px) [^;]*")
+"""Weight and size; the family is left to the page."""
+_REFERENCE = re.compile(r"url\(#([^)]*)\)")
 
 _STYLE: Any = {  # any: matplotlib types the keys as a closed set of literals
     "svg.fonttype": "none",
@@ -57,7 +62,7 @@ _STYLE: Any = {  # any: matplotlib types the keys as a closed set of literals
     "legend.frameon": False,
     "legend.fontsize": 7.5,
     "lines.linewidth": 1.5,
-    "text.parse_math": False,  # a run may be called what$ever$ it likes
+    "text.parse_math": False,  # a run's name may contain dollar signs
     "path.simplify": True,
     "path.simplify_threshold": 0.3,
 }
@@ -88,26 +93,51 @@ def new_figure(
 
 def to_svg(figure: Figure, name: str, description: str) -> str:
     """Return the figure as one `<svg>` element without references to anything outside."""
-    target = io.StringIO()
+    target = io.BytesIO()
     with matplotlib.rc_context({**_STYLE, "svg.hashsalt": name}):
-        FigureCanvasSVG(figure).print_svg(target, metadata={"Date": None, "Creator": None})  # type: ignore[no-untyped-call]
-    svg = target.getvalue()
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'\s+xmlns(:\w+)?="[^"]*"', "", svg).replace("xlink:href", "href")
-    svg = _own_ids(svg, name)
-    for variable, stand_in in _STAND_INS.items():
-        svg = svg.replace(stand_in, f"var(--{variable})")
-    svg = re.sub(r"'DejaVu Sans'(, [^;\"]*)?", "inherit", svg)
-    svg = re.sub(r"font: ([^;\"]*?)([\d.]+px) inherit", r"font-size: \2; \1", svg)
-    svg = re.sub(r'<svg ([^>]*?)width="[^"]*"', r"<svg \1", svg, count=1)
-    svg = re.sub(r'<svg ([^>]*?)height="[^"]*"', r"<svg \1", svg, count=1)
-    svg = svg.replace("<svg ", f'<svg role="img" aria-label="{description}" ', 1)
-    return re.sub(r"\n\s*", "\n", svg).strip()
+        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        FigureCanvasSVG(figure).print_svg(target, metadata=nothing)  # type: ignore[no-untyped-call]
+    root = ElementTree.fromstring(target.getvalue())
+    elements = list(root.iter())
+    for element in elements:
+        _without_namespaces(element)
+    _own_ids(elements, name)
+    for size in ("width", "height"):
+        del root.attrib[size]  # the page sets them
+    root.attrib |= {"role": "img", "aria-label": description}
+    svg = ElementTree.tostring(root, encoding="unicode")
+    return _STAND_IN.sub(lambda m: f"var(--{_NAMES[int(m[1], 16)]})", svg)
 
 
-def _own_ids(svg: str, name: str) -> str:
+def _without_namespaces(element: ElementTree.Element) -> None:
+    """Name things as HTML does, and drop the line breaks and the font's family."""
+    element.tag = element.tag.rpartition("}")[2]
+    element.attrib = {
+        key.rpartition("}")[2]: value.replace("\n", "") for key, value in element.attrib.items()
+    }
+    if "style" in element.attrib:
+        element.attrib["style"] = _FONT.sub(_font, element.attrib["style"])
+    element.tail = None
+    if not (element.text or "").strip():
+        element.text = None
+
+
+def _font(found: re.Match[str]) -> str:
+    return f"font-size: {found[2]}" + (f"; font-weight: {found[1].strip()}" if found[1] else "")
+
+
+def _own_ids(elements: Sequence[ElementTree.Element], name: str) -> None:
     """Keep only ids that something refers to, and make them unique in the page."""
-    used = set(re.findall(r'(?:url\(#|href="#)([^)"]+)', svg))
-    svg = re.sub(r' id="([^"]+)"', lambda m: f' id="{name}-{m[1]}"' if m[1] in used else "", svg)
-    return re.sub(r'(url\(#|href="#)([^)"]+)', lambda m: f"{m[1]}{name}-{m[2]}", svg)
+    used: set[str] = set()
+    for element in elements:
+        for key, value in element.attrib.items():
+            if key == "href":
+                used.add(value[1:])
+                element.attrib[key] = f"#{name}-{value[1:]}"
+            elif "url(#" in value:
+                used.update(_REFERENCE.findall(value))
+                element.attrib[key] = _REFERENCE.sub(rf"url(#{name}-\1)", value)
+    for element in elements:
+        own = element.attrib.pop("id", None)
+        if own in used:
+            element.attrib["id"] = f"{name}-{own}"

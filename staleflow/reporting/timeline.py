@@ -1,4 +1,4 @@
-"""Figures of one run over its own time: what the instances and the trainer did, how full the buffers were."""
+"""Figures of one run over time: activity of instances and trainer, and occupancy of the buffers."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from staleflow.reporting.load import RunData, Values, series
+from staleflow.reporting.load import RunData, Values, series, setting
 from staleflow.reporting.svg import colour, new_figure, run_colour, to_svg
 from staleflow.reporting.utilization import idle_share, instance_names
 
 MAX_TRACKS = 24
-"""With more instances than this, the ones that idled most are drawn."""
+"""Of more instances, those that idled most are drawn."""
 MAX_POINTS = 600
-"""Samples drawn per track: more than a page has pixels only makes the file large."""
+"""Samples drawn per track: more than a page has pixels would only enlarge the file."""
 
 
 def instances(run: RunData, index: int) -> str | None:
@@ -108,9 +108,9 @@ def _trainer(axis: Axes, rows: Sequence[Values], place: int) -> None:
 
 def _capacity(run: RunData, offsets: Sequence[int]) -> float:
     """Groups in a full buffer: the batch size, or the fullest one seen."""
-    data = run.config.get("data")
-    if isinstance(data, dict) and isinstance(data.get("batch_size"), int) and data["batch_size"] > 0:
-        return float(data["batch_size"])
+    batch_size = setting(run.config, "data", "batch_size")
+    if isinstance(batch_size, int) and batch_size > 0:
+        return float(batch_size)
     fullest = max(
         (
             row.get(f"buffer/{o}/occupied", 0) + row.get(f"buffer/{o}/reserved", 0)

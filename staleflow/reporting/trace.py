@@ -4,9 +4,9 @@ Invariants: written as it is read, so memory is that of what is alive at one mom
 closed, also where the journal breaks off; slices of one track do not overlap and begin in order.
 
 Tracks: a process for the coordinator (instants: pulls ordered, migrations, releases, batches, instances that
-come and go), one for the trainer (waiting, update and push; checkpoints; evaluations), and one per instance
-(counters of trajectories and KV tokens, slices for pulls, instants for Interrupt and Abort, and an async
-slice for the stay of each trajectory). A later attempt follows the one before after a second.
+join and are lost), one for the trainer (waiting, update and push; checkpoints; evaluations), and one per
+instance (counters of trajectories and KV tokens, slices for pulls, instants for Interrupt and Abort, and an
+async slice for the stay of each trajectory). A later attempt follows the one before after a second.
 
 Format: Trace Event Format, JSON object form; `ts` and `dur` in microseconds.
 """
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from staleflow.errors import RunFolderError
-from staleflow.reporting.story import journal_of
+from staleflow.reporting.history.moves import Move, Moves, journal_lines
 from staleflow.storage.journal import Line, read_journal
 
 COORDINATOR, TRAINER, FIRST_INSTANCE = 1, 2, 3
@@ -34,7 +34,7 @@ BETWEEN_ATTEMPTS_S = 1.0
 
 def trace_run(run: Path, output: Path) -> int:
     """The same for a run folder. Raises RunFolderError when it has no journal."""
-    return _write(journal_of(run), output)
+    return _write(journal_lines(run), output)
 
 
 def write_trace(journal: Path, output: Path) -> int:
@@ -47,7 +47,7 @@ def write_trace(journal: Path, output: Path) -> int:
 
 def _write(lines: Iterable[Line], output: Path) -> int:
     if output.is_file() and output.suffix != ".json":
-        raise RunFolderError(f"{output} exists and is no JSON file, so it is not overwritten")
+        raise RunFolderError(f"{output} exists and is not a JSON file: choose another output")
     aside = output.with_name(f".{output.name}.part")
     try:
         with aside.open("w", encoding="utf-8") as file:
@@ -76,11 +76,30 @@ class _Trace:
         self._pids: dict[str, int] = {}
         self._free_until: dict[tuple[int, int], int] = {}
         """By track: where its last slice ended, in microseconds."""
-        self._stays: dict[str, tuple[str, int]] = {}
-        """By trajectory on an instance: instance, and number of the stay."""
-        self._stay = 0
-        self._takers: dict[str, Callable[[float, Any], None]] = {
-            name.removeprefix("_on_"): getattr(self, name) for name in dir(self) if name.startswith("_on_")
+        self._moves = Moves()
+        self._stays: dict[str, int] = {}
+        """By trajectory on an instance: number of the stay."""
+        self._routes = 0
+        self._takers: dict[str, Callable[[float, Line], None]] = {
+            "begin": self._begin,
+            "join": self._join,
+            "lost": self._lost,
+            "load": self._load,
+            "report": self._report,
+            "interrupt": self._interrupt,
+            "abort": self._abort,
+            "pull": self._pull,
+            "reject": self._reject,
+            "release": self._release,
+            "gave_up": self._gave_up,
+            "resample": self._resample,
+            "cut": self._cut,
+            "batch": self._batch,
+            "trained": self._trained,
+            "push": self._push,
+            "save": self._save,
+            "eval": self._eval,
+            "finish": self._finish,
         }
 
     def take(self, lines: Iterable[Line]) -> None:
@@ -95,37 +114,36 @@ class _Trace:
         for line in lines:
             if line["k"] != "begin":
                 self._now = self._zero + line["t"]
+            for move in self._moves.take(line):
+                self._stay(line, move)
             take = self._takers.get(line["k"])
             if take is not None:
                 take(self._now, line)
-        self._close_all()
+        for move in self._moves.end():
+            self._stay({}, move)
         self._file.write("\n]}\n")
 
     # ------------------------------------------------------------------ attempts and instances
 
-    def _on_begin(self, t: float, line: Line) -> None:
-        self._close_all()
-        if self.events > 0 and self._now > 0:
-            self._zero = self._now + BETWEEN_ATTEMPTS_S
+    def _begin(self, t: float, line: Line) -> None:
+        if self.events > 0 and t > 0:
+            self._zero = t + BETWEEN_ATTEMPTS_S
         self._now = self._zero
         self._instant(self._now, COORDINATOR, f"attempt {line['a']} begins with step {line['step']}", {})
 
-    def _on_join(self, t: float, line: Line) -> None:
+    def _join(self, t: float, line: Line) -> None:
         instance = line["i"]
         self._pid(instance)
         self._instant(t, COORDINATOR, f"{instance} joins", {"version": line["v"], "incarnation": line["n"]})
 
-    def _on_lost(self, t: float, line: Line) -> None:
-        instance = line["i"]
-        self._instant(t, COORDINATOR, f"{instance} is lost", _reason(line))
-        self._counters(t, instance, 0, 0, 0)
-        for trajectory_id in [i for i, (where, _) in self._stays.items() if where == instance]:
-            self._end_stay(t, trajectory_id, {"left": "lost"})
+    def _lost(self, t: float, line: Line) -> None:
+        self._instant(t, COORDINATOR, f"{line['i']} is lost", _reason(line))
+        self._counters(t, line["i"], 0, 0, 0)
 
-    def _on_load(self, t: float, line: Line) -> None:
+    def _load(self, t: float, line: Line) -> None:
         self._counters(t, line["i"], line["r"], line["w"], line["kv"])
 
-    def _on_report(self, t: float, line: Line) -> None:
+    def _report(self, t: float, line: Line) -> None:
         if "s" in line:
             pid = self._pid(line["i"])
             self._slice(pid, PULLS, f"pull of version {line['v']}", t - line["s"], t, {"version": line["v"]})
@@ -146,112 +164,84 @@ class _Trace:
 
     # ------------------------------------------------------------------ trajectories and commands
 
-    def _on_route(self, t: float, line: Line) -> None:
-        trajectory_id, instance = line["id"], line["i"]
-        self._end_stay(t, trajectory_id, {})
-        self._stay += 1
-        self._stays[trajectory_id] = (instance, self._stay)
-        args = {"tokens": line["l"], **_reason(line)}
-        if "ad" in line:
-            args[line["ad"]] = f"V = {line['av']}"
-        self._async("b", t, trajectory_id, args)
+    def _stay(self, line: Line, move: Move) -> None:
+        """End the slice of a stay on an instance, begin that of the next one, or both."""
+        if move.left:
+            args = {"left": move.why}
+            if line.get("k") in ("back", "done"):
+                args["tokens"] = line["l"]
+            self._async("e", move.trajectory_id, move.left, self._stays.pop(move.trajectory_id), args)
+        if move.instance:
+            self._routes += 1
+            self._stays[move.trajectory_id] = self._routes
+            args = {"tokens": line["l"], **_reason(line)}
+            if "ad" in line:
+                args[line["ad"]] = f"V = {line['av']}"
+            self._async("b", move.trajectory_id, move.instance, self._routes, args)
 
-    def _on_interrupt(self, t: float, line: Line) -> None:
+    def _async(self, phase: str, name: str, instance: str, number: int, args: dict[str, Any]) -> None:
+        event = {"ph": phase, "cat": "trajectory", "name": name, "id": f"{number:x}", "ts": _us(self._now)}
+        self._event({**event, "pid": self._pid(instance), "tid": 0, "args": args})
+
+    def _interrupt(self, t: float, line: Line) -> None:
         args = {"trajectory": line["id"], "tokens": line["l"], **_reason(line)}
         self._instant(t, self._pid(line["i"]), "Interrupt", args, COMMANDS)
         if line.get("why", "").startswith("migration"):
             self._instant(t, COORDINATOR, "migration", {"instance": line["i"], **args})
 
-    def _on_abort(self, t: float, line: Line) -> None:
+    def _abort(self, t: float, line: Line) -> None:
         args = {"trajectory": line["id"], "tokens": line["l"], **_reason(line)}
         self._instant(t, self._pid(line["i"]), "Abort", args, COMMANDS)
-        self._end_stay(t, line["id"], {"left": "aborted"})
 
-    def _on_pull(self, t: float, line: Line) -> None:
+    def _pull(self, t: float, line: Line) -> None:
         self._instant(t, COORDINATOR, f"Pull to {line['i']}", {"version": line["v"], **_reason(line)})
 
-    def _on_reject(self, t: float, line: Line) -> None:
+    def _reject(self, t: float, line: Line) -> None:
         what = {"trajectory": line["id"]} if "id" in line else {}
         self._instant(t, self._pid(line["i"]), "refused", {**what, **_reason(line)}, COMMANDS)
-        if "id" in line:
-            self._end_stay(t, line["id"], {"left": "refused"})
 
-    def _on_back(self, t: float, line: Line) -> None:
-        self._end_stay(t, line["id"], {"left": "interrupted", "tokens": line["l"]})
-
-    def _on_done(self, t: float, line: Line) -> None:
-        self._end_stay(t, line["id"], {"left": line.get("end", ""), "tokens": line["l"]})
-
-    def _on_release(self, t: float, line: Line) -> None:
-        for trajectory_id in line["ids"]:
-            self._end_stay(t, trajectory_id, {"left": "released"})
+    def _release(self, t: float, line: Line) -> None:
         args = {"trajectories": len(line["ids"]), **_reason(line)}
         self._instant(t, COORDINATOR, f"released: {line.get('why', '')}", args)
 
-    def _on_gave_up(self, t: float, line: Line) -> None:
-        self._end_stay(t, line["id"], {"left": "given up"})
+    def _gave_up(self, t: float, line: Line) -> None:
         self._instant(t, COORDINATOR, "given up", {"trajectory": line["id"], **_reason(line)})
 
-    def _on_resample(self, t: float, line: Line) -> None:
-        self._end_stay(t, line["id"], {"left": "sampled anew"})
+    def _resample(self, t: float, line: Line) -> None:
         args = {"trajectory": line["id"], "to": line["to"], **_reason(line)}
-        self._instant(t, COORDINATOR, "sampled anew", args)
+        self._instant(t, COORDINATOR, "resampled", args)
 
-    def _on_cut(self, t: float, line: Line) -> None:
-        self._end_stay(t, line["id"], {"left": "cut off"})
-        self._instant(t, COORDINATOR, "cut off", {"trajectory": line["id"], **_reason(line)})
-
-    def _end_stay(self, t: float, trajectory_id: str, args: dict[str, Any]) -> None:
-        if trajectory_id in self._stays:
-            self._async("e", t, trajectory_id, args)
-            del self._stays[trajectory_id]
-
-    def _async(self, phase: str, t: float, trajectory_id: str, args: dict[str, Any]) -> None:
-        instance, number = self._stays[trajectory_id]
-        self._event(
-            {
-                "ph": phase,
-                "cat": "trajectory",
-                "name": trajectory_id,
-                "id": f"{number:x}",
-                "ts": _us(t),
-                "pid": self._pid(instance),
-                "tid": 0,
-                "args": args,
-            }
-        )
+    def _cut(self, t: float, line: Line) -> None:
+        self._instant(t, COORDINATOR, "truncated", {"trajectory": line["id"], **_reason(line)})
 
     # ------------------------------------------------------------------ training
 
-    def _on_batch(self, t: float, line: Line) -> None:
+    def _batch(self, t: float, line: Line) -> None:
         step = {"step": line["step"]}
         self._slice(TRAINER, STEPS, f"wait for batch {line['step']}", t - line["s"], t, step)
         self._instant(t, COORDINATOR, f"batch of step {line['step']}", step)
 
-    def _on_trained(self, t: float, line: Line) -> None:
-        step, pushing = {"step": line["step"]}, t - line["p"]
-        self._slice(TRAINER, STEPS, f"update {line['step']}", pushing - line["u"], pushing, step)
+    def _trained(self, t: float, line: Line) -> None:
+        step, waits = {"step": line["step"]}, t - line["p"]
+        self._slice(TRAINER, STEPS, f"update {line['step']}", waits - line["u"], waits, step)
         if line["p"]:
-            self._slice(TRAINER, STEPS, f"push {line['step'] + 1}", pushing, t, {"version": line["step"] + 1})
+            version = {"version": line["step"]}
+            self._slice(TRAINER, STEPS, f"wait for push {line['step']}", waits, t, version)
 
-    def _on_push(self, t: float, line: Line) -> None:
+    def _push(self, t: float, line: Line) -> None:
         if "s" in line:  # behind the steps
             self._slice(TRAINER, PUSHES, f"push {line['v']}", t - line["s"], t, {"version": line["v"]})
 
-    def _on_save(self, t: float, line: Line) -> None:
+    def _save(self, t: float, line: Line) -> None:
         self._slice(TRAINER, CHECKPOINTS, f"checkpoint {line['v']}", t - line["s"], t, {"version": line["v"]})
 
-    def _on_eval(self, t: float, line: Line) -> None:
+    def _eval(self, t: float, line: Line) -> None:
         self._slice(TRAINER, EVALUATIONS, f"evaluate {line['v']}", t - line["s"], t, {"version": line["v"]})
 
-    def _on_finish(self, t: float, line: Line) -> None:
+    def _finish(self, t: float, line: Line) -> None:
         self._instant(t, COORDINATOR, f"finished: {line.get('why', '')}", {})
 
     # ------------------------------------------------------------------ events
-
-    def _close_all(self) -> None:
-        for trajectory_id in list(self._stays):
-            self._end_stay(self._now, trajectory_id, {"left": "the end"})
 
     def _process(self, pid: int, name: str, tracks: dict[int, str]) -> None:
         meta = {"ph": "M", "ts": 0, "pid": pid}
@@ -271,17 +261,8 @@ class _Trace:
         began = max(_us(start), self._free_until.get((pid, track), 0), 0)
         ended = max(_us(end), began)
         self._free_until[pid, track] = ended
-        self._event(
-            {
-                "ph": "X",
-                "name": name,
-                "ts": began,
-                "dur": ended - began,
-                "pid": pid,
-                "tid": track,
-                "args": args,
-            }
-        )
+        event = {"ph": "X", "name": name, "ts": began, "dur": ended - began}
+        self._event({**event, "pid": pid, "tid": track, "args": args})
 
     def _event(self, event: dict[str, Any]) -> None:
         self._file.write(",\n" if self.events else "")

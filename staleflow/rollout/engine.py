@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from staleflow.data.trajectory import FinishReason, Segment, Trajectory
+from staleflow.data.trajectory import Segment, Trajectory
 
 OnPull = Literal["recompute", "keep_kv"]
 """What a pull does to running trajectories: rebuild their KV under the new weights, or keep the old KV."""
@@ -35,16 +35,6 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     max_model_len: int = 4096
     """Limit on the tokens of prompt and response together."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delta:
-    """New tokens of one trajectory, not yet reported to its owner."""
-
-    trajectory_id: str
-    segment: Segment
-    """May be empty."""
-    finish_reason: FinishReason | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

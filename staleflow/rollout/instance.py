@@ -26,15 +26,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
 from staleflow.coordination.actions import Abort, Command, Interrupt, Pull, Route
 from staleflow.coordination.events import InstanceReport, Rejection, TrajectoryReport
+from staleflow.data.instance_update import Delta, InstanceUpdate
 from staleflow.data.trajectory import Trajectory
 from staleflow.errors import EngineError, ProtocolError, TransportError
-from staleflow.rollout.engine import Delta, Engine, OnPull, segment_after
+from staleflow.rollout.engine import Engine, OnPull, segment_after
 
 PULL_PATIENCE_S = 60.0
 """An instance that cannot pull refuses all new groups, so it fails after this long, to be restarted."""
@@ -68,14 +69,6 @@ class WeightSource(Protocol):
     def lease(self, version: int | None = None) -> AbstractContextManager[LeasedWeights]:
         """Pin a version (None: the newest). Raises TransportError if it is not available."""
         ...
-
-
-class InstanceUpdate(NamedTuple):
-    """A report and its payload."""
-
-    report: InstanceReport
-    deltas: tuple[Delta, ...]
-    """In the order to apply them. Includes aborted trajectories, so that every token is counted."""
 
 
 class RolloutInstance:

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from staleflow.coordination.actions import Command
 from staleflow.coordination.events import DrawnGroup, InstanceJoined
 from staleflow.data.environment import Answer
+from staleflow.data.instance_update import InstanceUpdate
 from staleflow.data.responses import Balance, LateTokens, Response, Scored
 from staleflow.data.trajectory import Reward, Trajectory
 from staleflow.protocol.records import Record, TrainedMember
-from staleflow.rollout.instance import InstanceUpdate
 from staleflow.telemetry.events import (
     CheckpointSaved,
     Evaluated,
@@ -133,6 +133,8 @@ class Batch(Protocol):
 
 P = TypeVar("P", bound=Response)
 B = TypeVar("B", bound=Batch)
+P_co = TypeVar("P_co", bound=Response, covariant=True)
+B_co = TypeVar("B_co", bound=Batch, covariant=True)
 P_contra = TypeVar("P_contra", bound=Response, contravariant=True)
 B_contra = TypeVar("B_contra", bound=Batch, contravariant=True)
 
@@ -208,7 +210,7 @@ class Backend(Protocol[P_contra, B_contra]):
         ...
 
 
-class TrajectoryStore(Protocol[P, B]):
+class TrajectoryStore(Protocol[P_co, B_co]):
     """The payload of every living trajectory, and the account of every token: `servers.TrajectoryServer`."""
 
     @property
@@ -220,11 +222,11 @@ class TrajectoryStore(Protocol[P, B]):
         """Create up to `count` groups. The flag says that the source is exhausted."""
         ...
 
-    def find(self, trajectory_id: str) -> P | None:
+    def find(self, trajectory_id: str) -> P_co | None:
         """Payload of a trajectory; None when it is gone."""
         ...
 
-    def get(self, trajectory_id: str) -> P:
+    def get(self, trajectory_id: str) -> P_co:
         """Payload of a living trajectory."""
         ...
 
@@ -232,7 +234,7 @@ class TrajectoryStore(Protocol[P, B]):
         """Length of each of these that is alive, in tokens, prompt included."""
         ...
 
-    def payloads(self, commands: Sequence[Command]) -> Mapping[str, P]:
+    def payloads(self, commands: Sequence[Command]) -> Mapping[str, P_co]:
         """What instances need to carry out commands: the payload of each Route's trajectory that is alive."""
         ...
 
@@ -240,7 +242,7 @@ class TrajectoryStore(Protocol[P, B]):
         """Add what an instance generated; returns what came for trajectories that are gone."""
         ...
 
-    def answer(self, trajectory_id: str, answer: Any) -> P:
+    def answer(self, trajectory_id: str, answer: Any) -> P_co:
         """Apply what the environment said; returns the trajectory as it is now."""
         ...
 
@@ -248,11 +250,11 @@ class TrajectoryStore(Protocol[P, B]):
         """Mark a trajectory as failed."""
         ...
 
-    def truncate(self, trajectory_id: str) -> P:
+    def truncate(self, trajectory_id: str) -> P_co:
         """A trajectory is complete as it is, as if its token budget were used up."""
         ...
 
-    def resample(self, trajectory_id: str, new_id: str) -> P:
+    def resample(self, trajectory_id: str, new_id: str) -> P_co:
         """Drop an aborted trajectory for another of the same prompt; returns its payload as it was."""
         ...
 
@@ -260,7 +262,7 @@ class TrajectoryStore(Protocol[P, B]):
         """Keep the reward; returns the hash of the response ids."""
         ...
 
-    def batch(self, step: int, groups: Sequence[tuple[str, Sequence[str]]], final: bool) -> B:
+    def batch(self, step: int, groups: Sequence[tuple[str, Sequence[str]]], final: bool) -> B_co:
         """Take the payload of consumed groups out, for the trainer."""
         ...
 
@@ -268,6 +270,6 @@ class TrajectoryStore(Protocol[P, B]):
         """The batch of `step` has been trained on."""
         ...
 
-    def discard(self, trajectory_ids: Sequence[str], reason: str) -> Sequence[P]:
+    def discard(self, trajectory_ids: Sequence[str], reason: str) -> Sequence[P_co]:
         """Drop released trajectories; returns their payload as it was."""
         ...

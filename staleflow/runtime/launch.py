@@ -17,8 +17,12 @@ from pathlib import Path
 
 from staleflow.config.schema import Config
 from staleflow.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, RunFailed
-from staleflow.protocol.records import Start
-from staleflow.runtime.assembly import build_inline_session, build_ray_session, kept_bound
+from staleflow.runtime.assembly import (
+    build_inline_session,
+    build_ray_session,
+    build_sinks,
+    opening_record,
+)
 from staleflow.runtime.interrupts import Interrupts
 from staleflow.runtime.preflight import ReadyRun, prepare_run
 from staleflow.runtime.session import Session
@@ -90,17 +94,6 @@ def _start_point(config: Config, folder: RunFolder, *, resume: bool) -> StartPoi
     if resume:
         return resumed_start(opening_record(config), folder.ledger, folder.checkpoints)
     return first_start(opening_record(config))
-
-
-def opening_record(config: Config) -> Start:
-    """The first record of the ledger."""
-    return Start(
-        bound=kept_bound(config),
-        batch_size=config.data.batch_size,
-        group_size=config.data.group_size,
-        last_batch=config.data.last_batch,
-        spare_limit=config.redundancy.groups,
-    )
 
 
 def _start_session(config: Config, ready: ReadyRun, start: StartPoint, paths: RunPaths) -> Session:
@@ -207,6 +200,7 @@ def _open_sinks(config: Config, folder: RunFolder, console: RunConsole) -> Fanou
     if opened is not None:
         folder.wandb_id.write_text(opened.run_id, encoding="utf-8")
         sinks.append(opened)
+    sinks += build_sinks(config, warn)
     return Fanout(sinks)
 
 

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Generic
 
 from staleflow.coordination.actions import (
@@ -41,9 +40,9 @@ from staleflow.coordination.events import (
     TrainedStep,
     TrainerFree,
 )
+from staleflow.data.instance_update import InstanceUpdate
 from staleflow.errors import RunFailed, UserError
 from staleflow.protocol.records import Record, Trained
-from staleflow.rollout.instance import InstanceUpdate
 from staleflow.runtime.backend import (
     B,
     Backend,
@@ -58,6 +57,7 @@ from staleflow.runtime.backend import (
 )
 from staleflow.runtime.clock import Clock
 from staleflow.runtime.control_driver import ControlDriver
+from staleflow.runtime.loop_settings import LoopSettings
 from staleflow.runtime.milestones import Checkpoints, Evaluations
 from staleflow.runtime.orders import Orders
 from staleflow.telemetry.events import (
@@ -77,26 +77,6 @@ from staleflow.telemetry.events import (
     TurnEnded,
     WeightsPushed,
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoopSettings:
-    """What the loop needs to know of the config."""
-
-    steps: int
-    interval_s: float
-    """Least time between two coordination cycles, unless something stands still until the next one."""
-    idle_s: float
-    """Longest time that a poll waits: how soon a stop from outside is noticed. inf: until a message comes."""
-    evaluate_every: int
-    """Training steps between evaluations; 0: none."""
-    evaluation_backlog: int
-    """Versions that may wait while another is evaluated."""
-    checkpoint_every: int | None
-    """Training steps between checkpoints; 0: only at the end; None: never."""
-    start_timeout_s: float
-    multi_turn: bool = False
-    """An environment is asked what follows when the model has ended its turn."""
 
 
 class RunLoop(Generic[P, B]):

@@ -9,8 +9,8 @@ next try needs no `--clean`.
     run        parts, models, files, data ──> run folder ──> cluster (connect, places, nodes)
     --dry-run  the same; of a cluster that would be started here only the GPUs are checked
     sweep      for each combination: parts, models, files, data
-    simulate   cost model, simulated machines ──> run folder
-    plan       cost model
+    simulate   strategies, cost model, simulated machines ──> run folder
+    plan       strategies, cost model
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from staleflow.errors import ConfigError, RunFailed, UserError
 from staleflow.runtime.assembly import (
     DataParts,
     build_cluster,
-    build_costs,
     check_local_gpus,
+    coordination_checks,
     part_checks,
     read_data,
 )
@@ -79,7 +79,7 @@ def prepare_simulation(config: Config, *, clean: bool) -> ClusterSettings:
 
 def prepare_plan(config: Config) -> None:
     """Make every check of a plan. Raises the first problem."""
-    _passed(_cost_checks(config))
+    _passed(_coordination_checks(config))
 
 
 def prepare_sweep(config: Config, *, simulated: bool) -> None:
@@ -140,13 +140,13 @@ def _cluster_checks(config: Config, *, start_cluster: bool) -> Iterator[Check]:
         yield Check(name="cluster", make=partial(check_local_gpus, config))
 
 
-def _cost_checks(config: Config) -> list[Check]:
-    return [Check(name="coordination.cost_model", make=partial(build_costs, config))]
+def _coordination_checks(config: Config) -> list[Check]:
+    return [Check(name=key, make=make) for key, make in coordination_checks(config)]
 
 
 def _machine_checks(config: Config) -> list[Check]:
     return [
-        *_cost_checks(config),
+        *_coordination_checks(config),
         Check(name="simulation", make=partial(cluster_settings, config)),
     ]
 

@@ -19,6 +19,7 @@ from dataclasses import replace
 from staleflow.coordination.actions import Command, Route
 from staleflow.coordination.events import DrawnGroup
 from staleflow.data.environment import Done, Given, Waiting, after_turn
+from staleflow.data.instance_update import InstanceUpdate
 from staleflow.data.responses import LateTokens
 from staleflow.data.trajectory import (
     FinishReason,
@@ -29,7 +30,6 @@ from staleflow.data.trajectory import (
     Trajectory,
     token_hash,
 )
-from staleflow.rollout.instance import InstanceUpdate
 
 _GROUP_ID = re.compile(r"e(\d+)-p(\d+)-a(\d+)")
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from staleflow.coordination.actions import Command
 from staleflow.coordination.events import InstanceJoined
-from staleflow.rollout.instance import InstanceUpdate
+from staleflow.data.instance_update import InstanceUpdate
 from staleflow.simulation.event_queue import EventQueue
 from staleflow.simulation.instance import SimulatedInstance
 from staleflow.simulation.settings import ClusterSettings, Outage

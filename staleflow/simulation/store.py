@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 from staleflow.coordination.actions import Command
 from staleflow.coordination.events import DrawnGroup
+from staleflow.data.instance_update import InstanceUpdate
 from staleflow.data.responses import LateTokens
 from staleflow.data.trajectory import Reward
-from staleflow.rollout.instance import InstanceUpdate
 from staleflow.simulation.settings import ClusterSettings
 from staleflow.simulation.trajectory import SimulatedTrajectory
 

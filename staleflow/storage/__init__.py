@@ -1,12 +1,11 @@
 """What a run leaves on disk: the run folder, the ledger and the journal."""
 
-from staleflow.storage.journal import JournalWriter, read_journal
+from staleflow.storage.journal import read_journal
 from staleflow.storage.ledger import LedgerWriter, read_ledger
 from staleflow.storage.resume import ResumeState, resume_state
 from staleflow.storage.run_folder import RunFolder
 
 __all__ = [
-    "JournalWriter",
     "LedgerWriter",
     "ResumeState",
     "RunFolder",

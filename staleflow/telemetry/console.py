@@ -18,6 +18,7 @@ from rich.segment import Segment
 from rich.text import Text
 
 from staleflow.telemetry import panels
+from staleflow.telemetry.catalogue import CATALOGUE, find
 from staleflow.telemetry.rows import Row, RunStatus
 
 ConsoleMode = Literal["auto", "live", "plain", "off"]
@@ -182,32 +183,28 @@ def _draw(
 
 
 def _train_line(row: Row, status: RunStatus | None) -> str:
-    v = row.values
     steps = f"/{status.steps}" if status is not None else ""
-    parts = [f"step {v.get('train/step', '?')}{steps}"]
-    if "staleness/max" in v:
-        parts.append(
-            f"staleness {_number(v['staleness/max'], 0)} (mean {_number(v.get('staleness/mean', 0), 2)})"
-        )
-    for key, name, digits in (
-        ("rollout/reward_mean", "reward", 3),
-        ("train/loss", "loss", 4),
-        ("rollout/response_len_mean", "length", 1),
-        ("rollout/tokens_per_s", "tok/s", 0),
-        ("timing_s/wait_for_batch", "waited s", 2),
-        ("timing_s/update", "update s", 2),
-    ):
-        if key in v:
-            parts.append(f"{name} {_number(v[key], digits)}")
-    if "run/seconds" in v:
-        parts.append(f"at {panels.duration(float(v['run/seconds']))}")
+    parts = [f"step {row.values.get('train/step', '?')}{steps}", *_labelled(row)]
+    if "run/seconds" in row.values:
+        parts.append(f"at {panels.duration(float(row.values['run/seconds']))}")
     return "  ".join(parts)
+
+
+def _labelled(row: Row) -> Iterator[str]:
+    """The metrics of a train row that the catalogue has a label for; a maximum with its mean."""
+    for metric in CATALOGUE.values():
+        if not metric.label or row.kind not in metric.kinds or metric.name not in row.values:
+            continue
+        mean = metric.name.removesuffix("/max") + "/mean"
+        beside = f" (mean {CATALOGUE[mean].text(row.values[mean])})" if mean in row.values else ""
+        yield f"{metric.label} {metric.text(row.values[metric.name])}{beside}"
 
 
 def _kept_line(row: Row) -> str | None:
     v = row.values
     if row.kind == "eval":
-        scores = [f"{k.removeprefix('eval/')} {_number(x, 3)}" for k, x in v.items() if "@" in k]
+        shown = [(name, metric) for name in v if (metric := find(name)) is not None and metric.label]
+        scores = [f"{name.removeprefix('eval/')} {metric.text(v[name])}" for name, metric in shown]
         return f"eval v{v.get('eval/weight_version', '?')}  " + "  ".join(scores)
     if row.kind == "event":
         return f"{v.get('event/name', 'event')}: {v.get('event/text', '')}"
@@ -219,7 +216,3 @@ def _kept_line(row: Row) -> str | None:
 
 def _style(row: Row) -> str:
     return {"eval": "magenta", "event": "yellow"}.get(row.kind, "bold green")
-
-
-def _number(value: float | int | str, digits: int) -> str:
-    return value if isinstance(value, str) else f"{value:,.{digits}f}"

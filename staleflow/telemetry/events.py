@@ -270,7 +270,7 @@ class Listener(Protocol):
     """Takes note of some events."""
 
     def handlers(self) -> Handlers:
-        """Asked once. A handler must not raise: what it cannot do must not end the run."""
+        """Asked once. What a handler raises ends the run: OSError, as from a full disk, or RunFailed."""
         ...
 
 
@@ -282,6 +282,10 @@ class EventStream:
         for listener in listeners:
             for kind, handler in listener.handlers().items():
                 self._handlers.setdefault(kind, []).append(handler)
+
+    def handlers(self) -> Handlers:
+        """A stream is a listener too: it tells the events of another stream to its own listeners."""
+        return dict.fromkeys([kind for kind in self._handlers if isinstance(kind, type)], self.tell)
 
     def has(self, kind: type) -> bool:
         """Whether anyone listens to events of this type."""

@@ -2,6 +2,7 @@
 
 - Nothing written before is overwritten: a resumed run goes on in the same file.
 - Every line is valid JSON: NaN and infinity, which JSON does not know, become null.
+- A name that the catalogue does not know is recorded, and a warning says so.
 - A line torn by a kill stays alone: the next attempt starts on a line of its own.
 """
 
@@ -14,13 +15,15 @@ import os
 from pathlib import Path
 from typing import Any
 
+from staleflow.telemetry.catalogue import check_names
 from staleflow.telemetry.rows import Row
 
 
 class JsonlSink:
     """Appends rows to `path`; creates the file, not its folder."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | str) -> None:
+        path = Path(path)
         torn = _ends_mid_line(path)
         self._file = path.open("a", encoding="utf-8")
         if torn:
@@ -30,6 +33,7 @@ class JsonlSink:
         """Append one line and flush it to the operating system, so that a killed process loses nothing."""
         self._file.write(row_to_json(row) + "\n")
         self._file.flush()
+        check_names(row)
 
     def close(self) -> None:
         """Close the file; may be called twice."""

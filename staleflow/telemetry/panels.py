@@ -17,8 +17,11 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from staleflow.telemetry.catalogue import CATALOGUE
+from staleflow.telemetry.metric import SHORT_UNITS
 from staleflow.telemetry.rows import BufferStatus, InstanceStatus, RunStatus
 
+RATE_UNIT = SHORT_UNITS["tokens/s"]
 MAX_INSTANCES = 12
 """Above this many instances, one summary line and the slowest few tell more than a table."""
 SLOWEST_SHOWN = 4
@@ -180,9 +183,12 @@ def instances(status: RunStatus, width: int) -> Block:
         busy = [i for i in shown if i.running or i.state != "idle"] or list(shown)
         shown = sorted(busy, key=lambda i: i.tokens_per_s)[:SLOWEST_SHOWN]
     table = Table.grid(padding=(0, 1), expand=True)
-    for name in ("instance", "", "KV", "", "run", "wait", "tok/s"):
+    kv, running, waiting, rate = (
+        CATALOGUE[f"instance/<i>/{name}"].label for name in ("kv_usage", "running", "waiting", "tokens_per_s")
+    )
+    for name in ("instance", "", kv, "", running, waiting, rate):
         table.add_column(
-            Text(name, "dim"), justify="left" if name in ("instance", "KV") else "right", no_wrap=True
+            Text(name, "dim"), justify="left" if name in ("instance", kv) else "right", no_wrap=True
         )
     table.add_column(ratio=1, no_wrap=True)
     table.show_header = True
@@ -206,7 +212,7 @@ def instances(status: RunStatus, width: int) -> Block:
         if many
         else "rollout instances"
     )
-    corner = Text.assemble((count(status.tokens_per_s), "bold"), (" tok/s", "dim"))
+    corner = Text.assemble((count(status.tokens_per_s), "bold"), (f" {RATE_UNIT}", "dim"))
     if many:
         corner = Text(_tally(status.instances) + "  ", "dim").append_text(corner)
     return Block(title=title, body=body, corner=corner)
@@ -238,22 +244,23 @@ def learning(status: RunStatus, width: int) -> Block:
     """Staleness against its bound, the reward so far and the evaluations."""
     table = Table.grid(padding=(0, 1))
     room = max(8, width - 30)
-    table.add_row(Text("staleness", "dim"), *_staleness(status, room))
+    reward, accuracy = CATALOGUE["rollout/reward_mean"], CATALOGUE["eval/<set>/avg@<k>"]
+    table.add_row(Text(CATALOGUE["staleness/max"].label, "dim"), *_staleness(status, room))
     if status.reward_mean:
         low, high = min(status.reward_mean), max(status.reward_mean)
         table.add_row(
-            Text("reward", "dim"),
+            Text(reward.label, "dim"),
             Text(sparkline(status.reward_mean, room), "green"),
-            Text.assemble((f"{status.reward_mean[-1]:.3f}", "bold"), (f" {low:.2f}..{high:.2f}", "dim")),
+            Text.assemble((reward.text(status.reward_mean[-1]), "bold"), (f" {low:.2f}..{high:.2f}", "dim")),
         )
     else:
-        table.add_row(Text("reward", "dim"), Text("after the first step", "dim"), "")
+        table.add_row(Text(reward.label, "dim"), Text("after the first step", "dim"), "")
     if status.evals:
         (_, first), (version, last) = status.evals[0], status.evals[-1]
         table.add_row(
-            Text("accuracy", "dim"),
+            Text(accuracy.label, "dim"),
             Text(sparkline([value for _, value in status.evals], room), "magenta"),
-            Text.assemble((f"{last:.3f}", "bold"), (f" v{version} {last - first:+.3f}", "dim")),
+            Text.assemble((accuracy.text(last), "bold"), (f" v{version} {last - first:+.3f}", "dim")),
         )
     return Block(title="learning", body=table, corner=Text())
 
@@ -270,7 +277,8 @@ def _staleness(status: RunStatus, room: int) -> tuple[Text, Text]:
         (max(0.0, min(1.0, status.staleness_max / scale) - status.staleness_mean / scale), "░", style),
     )
     value = Text.assemble(
-        (f"{status.staleness_mean:.2f}", "bold"), (f" max {status.staleness_max} η {status.bound}", "dim")
+        (CATALOGUE["staleness/mean"].text(status.staleness_mean), "bold"),
+        (f" max {status.staleness_max} η {status.bound}", "dim"),
     )
     return reach, value
 

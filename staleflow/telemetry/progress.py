@@ -58,7 +58,7 @@ class ProgressConsole:
             completed=max(0, status.version),
             simulated=status.seconds,
             clock=panels.duration(status.seconds),
-            rate=f"{panels.count(status.tokens_per_s)} tok/s",
+            rate=f"{panels.count(status.tokens_per_s)} {panels.RATE_UNIT}",
         )
 
     def row(self, row: Row) -> None:

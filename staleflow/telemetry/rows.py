@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 RowKind = Literal["train", "eval", "instances", "event", "summary"]
+Values = dict[str, float | int | str]
+"""By metric name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +21,7 @@ class Row:
     run, token balance and totals."""
     time: float
     """Seconds since the epoch, from the run's clock."""
-    values: dict[str, float | int | str]
+    values: Values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import Protocol
 
@@ -19,6 +19,40 @@ class Sink(Protocol):
     def close(self) -> None:
         """Flush and free; may be called twice."""
         ...
+
+
+SINKS = {"jsonl": "staleflow.telemetry.jsonl.JsonlSink"}
+"""Sinks by name that a config may add; a dotted path of one's own is as good."""
+
+
+class GuardedSink:
+    """A sink that may fail without ending the run: it says so once, and gets no further row."""
+
+    def __init__(self, name: str, sink: Sink, warn: Callable[[str], None]) -> None:
+        """`warn` takes one sentence."""
+        self._name = name
+        self._sink: Sink | None = sink
+        self._warn = warn
+
+    def write(self, row: Row) -> None:
+        """Record one row, if it has not failed."""
+        if self._sink is not None:
+            self._try(self._sink, lambda sink: sink.write(row))
+
+    def close(self) -> None:
+        """Close it, if it has not failed."""
+        if self._sink is not None:
+            self._try(self._sink, lambda sink: sink.close())
+
+    def _try(self, sink: Sink, do: Callable[[Sink], None]) -> None:
+        try:
+            do(sink)
+        except Exception as error:
+            self._sink = None
+            self._warn(
+                f"the metric sink {self._name} failed and gets no further rows: "
+                f"{type(error).__name__}: {error}"
+            )
 
 
 class Fanout:

@@ -1,7 +1,7 @@
 """Weights & Biases, as a guest of the run: it may fail, the run may not.
 
-- Axes are explicit: each kind of row is drawn over its own key (`AXES`), and that key is in every
-  payload of the kind. No step is ever passed to `log`, so W&B has no step to fall behind: an
+- Axes are explicit: each kind of row is drawn over a key of its own (the catalogue's `AXES`), which is in
+  every payload of the kind. No step is ever passed to `log`, so W&B has no step to fall behind: an
   evaluation of version 5 that arrives while step 7 is logged is kept, and drawn at 5.
 - Whatever goes wrong here (not installed, no network, a broken call) is one warning, after which
   the sink is silent.
@@ -16,39 +16,19 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from staleflow.telemetry.rows import Row, RowKind
+from staleflow.telemetry.catalogue import AXES, CATALOGUE
+from staleflow.telemetry.rows import Row
 
 WandbMode = Literal["online", "offline", "disabled"]
 
-AXES: Mapping[RowKind, str] = {
-    "train": "train/step",
-    "eval": "eval/weight_version",
-    "instances": "run/seconds",
-}
-"""The x-axis of each kind of row. Other kinds are not drawn."""
-
 METRICS: Mapping[str, str] = {
-    **{
-        f"{section}/*": "train/step"
-        for section in (
-            "train",
-            "staleness",
-            "buffer",
-            "rollout",
-            "lengths",
-            "prompt_lengths",
-            "reward",
-            "coord",
-            "time",
-            "timing_s",
-            "tokens",
-        )
-    },
-    "eval/*": "eval/weight_version",
-    "instance/*": "run/seconds",
-    "trainer/*": "run/seconds",
+    f"{metric.section}/*": AXES[kind]
+    for metric in CATALOGUE.values()
+    if metric.name not in AXES.values()
+    for kind in metric.kinds
+    if kind in AXES
 }
-"""Which axis the metrics of each section are drawn over."""
+"""The axis of each section of metrics. An axis itself, such as `run/seconds`, is drawn over nothing."""
 
 START_LIMIT_S = 60.0
 """How long the online service may take to answer before the run goes on without it."""

@@ -5,6 +5,7 @@ Invariant: every value is finite for finite inputs; a step without a token in th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from torch import Tensor
@@ -34,7 +35,8 @@ class TrainMetrics:
     - `reference_kl`: k3 estimate of KL(theta || reference), with a reference model only;
     - `informative_ratio`: share of tokens whose advantage is not zero: 0 means nothing could be learnt;
     - `loss`, `grad_norm` (before clipping): means over the step's updates;
-    - `skipped_updates`: not applied, for want of any advantage or of a finite gradient.
+    - `skipped_updates`: not applied, for want of any advantage or of a finite gradient;
+    - `nonfinite_updates`: those of them whose gradient was not finite.
     """
 
     def __init__(self) -> None:
@@ -82,4 +84,5 @@ class TrainMetrics:
             **{f"train/{name}": total / tokens for name, total in self._sums.items()},
             "train/tokens": float(self._tokens),
             "train/skipped_updates": float(self._skipped),
+            "train/nonfinite_updates": float(sum(not math.isfinite(norm) for norm in self._grad_norms)),
         }

@@ -35,7 +35,7 @@ class TrainResult:
     """version_start + 1."""
     trained: tuple[TrainedTrajectory, ...]
     metrics: Mapping[str, float]
-    """`train/...` names of DESIGN section 6."""
+    """Those of docs/metrics.md that begin with `train/`; a trainer may add others under this prefix."""
 
 
 def nothing() -> None:

@@ -13,6 +13,8 @@ import typer
 from staleflow.cli.failures import says_what_went_wrong
 from staleflow.errors import EXIT_CLOSED_PIPE
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("command", [["config"], ["experiment", "--help"]])
 def test_a_closed_pipe_is_no_error_to_talk_about(command: list[str], tmp_path: Path) -> None:

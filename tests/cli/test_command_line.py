@@ -14,10 +14,12 @@ from typer.testing import CliRunner
 import staleflow
 from staleflow.cli.main import app
 from staleflow.config import Config, load_config
-from staleflow.coordination.events import DrawnGroup
+from staleflow.coordination.events import DrawnGroup, GroupsDrawn
 from staleflow.errors import RunFailed, RunFolderError
 from staleflow.protocol.records import Start
-from staleflow.storage import JournalWriter, LedgerWriter
+from staleflow.storage import LedgerWriter
+from staleflow.telemetry.events import EventStream, WeightsPushed
+from staleflow.telemetry.journal import JournalWriter
 
 Launched = list[tuple[Config, bool, bool]]
 
@@ -118,8 +120,10 @@ def test_a_sweep_axis_says_what_was_meant() -> None:
 
 def test_explain_takes_ids_and_steps_and_trace_writes_its_file(tmp_path: Path) -> None:
     journal = JournalWriter(tmp_path / "journal.jsonl")
-    journal.pushed(0)
-    journal.drawn([DrawnGroup(group_id="g", members=("g-m0", "g-m1"), prompt_length=9)])
+    stream = EventStream([journal])
+    stream.tell(WeightsPushed(version=0, seconds=0.0))
+    drawn = DrawnGroup(group_id="g", members=("g-m0", "g-m1"), prompt_length=9)
+    stream.tell(GroupsDrawn(groups=(drawn,)))
     journal.close()
     assert call("explain", str(tmp_path), "g-m1").stdout.startswith("trajectory g-m1 of group g\n")
     assert call("explain", str(tmp_path), "g").stdout.startswith("group g: 2 trajectories, never reserved\n")

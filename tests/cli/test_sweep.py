@@ -160,6 +160,7 @@ def test_a_finished_run_is_not_taken_for_one_with_another_config(tmp_path: Path)
         plan(tmp_path, "run.seed=1,2", arguments=("run.steps=4",))
 
 
+@pytest.mark.slow
 def test_a_sweep_of_simulated_runs_compares_policies(tmp_path: Path) -> None:
     small = (
         *("run.steps=2", "data.batch_size=2", "data.group_size=2", "rollout.max_new_tokens=200"),

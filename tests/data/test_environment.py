@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from staleflow.data.environment import Done, Given, ScriptedTurns, SingleTurn, Waiting, after_turn
+from staleflow.data.environment import Done, Given, ScriptedTurns, Waiting, after_turn, load_environment
 from staleflow.data.trajectory import GIVEN_VERSION, FinishReason, Prompt, Segment, Trajectory
 
 PROMPT = Prompt(prompt_id="0", tokens=(5, 6), text="x", answer="y")
@@ -26,11 +26,10 @@ def turn(tokens: list[int], *, version: int = 3, budget: int = 16) -> Trajectory
     return empty.extended(generated(tokens, version)).finished(FinishReason.STOP)
 
 
-def test_a_single_turn_ends_with_its_first_stop_token() -> None:
+def test_a_single_turn_needs_no_environment_and_done_changes_nothing() -> None:
+    assert load_environment("single_turn", {}) is None
     trajectory = turn([7, 1])
-    answer = SingleTurn().respond(trajectory)
-    assert answer == Done()
-    assert after_turn(trajectory, answer) is trajectory
+    assert after_turn(trajectory, Done()) is trajectory
 
 
 def test_two_scripted_turns_stay_aligned_with_given_tokens_masked() -> None:

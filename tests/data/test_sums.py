@@ -48,6 +48,7 @@ def test_the_written_solution_scores_one_whatever_its_steps_and_another_answer_z
         assert score(source, index, f"{answer}=999") == 0.0
 
 
+@pytest.mark.slow
 def test_held_out_and_training_prompts_are_disjoint_for_all_seeds() -> None:
     held_out = {SumsSource(TOKENIZER, size=512, split="held_out").prompt(i).text for i in range(512)}
     assert len(held_out) == 512

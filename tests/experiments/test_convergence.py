@@ -15,11 +15,13 @@ from staleflow.errors import RunFailed, UserError
 from staleflow.experiments import convergence
 from staleflow.experiments.convergence import Sweep, make_runs, read_runs, summarise
 from staleflow.experiments.convergence_figure import convergence_figure
-from staleflow.experiments.curves import RunCurves, Setting, band, read_run, settings, smoothed
+from staleflow.experiments.curves import CurveSetting, RunCurves, band, read_run, settings, smoothed
 from staleflow.experiments.study import Options
 from staleflow.experiments.verdicts import PAPER, judge, outcome
 from staleflow.protocol.records import End, EndReason, Start
 from staleflow.storage import LedgerWriter
+
+pytestmark = pytest.mark.slow
 
 SMALL = Sweep(
     name="s", bounds=(0, 3), rates=(1.5e-4,), seeds=(0, 1), steps=2, overrides=("data.batch_size=2",)
@@ -102,10 +104,10 @@ def run(bound: int, seed: int, accuracy: Mapping[int, float], **other: Any) -> R
     return RunCurves(**{**values, "bound": bound, "seed": seed, "accuracy": accuracy, **other})
 
 
-def setting(bound: int, *accuracies: float) -> Setting:
+def setting(bound: int, *accuracies: float) -> CurveSetting:
     """One seed, evaluated every 10 steps."""
     curve = {10 * i: accuracy for i, accuracy in enumerate(accuracies)}
-    return Setting(bound=bound, rate=1e-4, runs=(run(bound, 0, curve),))
+    return CurveSetting(bound=bound, rate=1e-4, runs=(run(bound, 0, curve),))
 
 
 # ---------------------------------------------------------------------- curves
@@ -170,7 +172,7 @@ def test_smoothing_looks_back_only() -> None:
 
 def test_a_run_that_ended_early_keeps_its_last_accuracy_in_the_band() -> None:
     runs = (run(10, 0, {0: 0.4, 10: 0.1}), run(10, 1, {0: 0.4, 10: 0.3, 20: 0.5}))
-    assert Setting(bound=10, rate=1e-4, runs=runs).accuracy.least == (0.4, 0.1, 0.1)
+    assert CurveSetting(bound=10, rate=1e-4, runs=runs).accuracy.least == (0.4, 0.1, 0.1)
 
 
 def test_runs_are_put_together_by_learning_rate_then_bound_with_seeds_in_order() -> None:
@@ -180,7 +182,7 @@ def test_runs_are_put_together_by_learning_rate_then_bound_with_seeds_in_order()
 
 def test_staleness_of_a_span_is_the_mean_over_its_steps_and_runs() -> None:
     runs = (run(2, 0, {0: 0.4}, staleness={0: 0.0, 1: 1.0}), run(2, 1, {0: 0.4}, staleness={0: 0.0, 1: 2.0}))
-    both = Setting(bound=2, rate=1e-4, runs=runs)
+    both = CurveSetting(bound=2, rate=1e-4, runs=runs)
     assert both.staleness(1, 1) == 1.5
     assert both.staleness(0, 9) == 0.75
     assert both.staleness(2, 9) is None
@@ -214,7 +216,7 @@ def test_outcomes(accuracies: tuple[float, ...], expected: str) -> None:
 
 def test_one_seed_of_three_that_collapses_does_not_make_the_median_collapse() -> None:
     curves = ({0: 0.4, 10: 0.1}, {0: 0.4, 10: 0.9}, {0: 0.4, 10: 0.88})
-    three = Setting(bound=2, rate=1e-4, runs=tuple(run(2, i, curve) for i, curve in enumerate(curves)))
+    three = CurveSetting(bound=2, rate=1e-4, runs=tuple(run(2, i, curve) for i, curve in enumerate(curves)))
     assert outcome(three, setting(0, 0.4, 0.9)) == "like synchronous"
 
 

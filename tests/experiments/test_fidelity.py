@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,10 +13,17 @@ from staleflow.config import Config, load_config
 from staleflow.coordination.actions import Pull, Route
 from staleflow.coordination.control import Patience
 from staleflow.coordination.cost_model import CostModel
-from staleflow.coordination.events import DrawnGroup, InstanceJoined, InstanceReport, TrajectoryReport
+from staleflow.coordination.events import (
+    DrawnGroup,
+    GroupsDrawn,
+    InstanceJoined,
+    InstanceReport,
+    TrajectoryReport,
+)
+from staleflow.data.trajectory import Reward
 from staleflow.errors import UserError
 from staleflow.experiments.fidelity import Learned, cluster_of, refined_costs
-from staleflow.experiments.recorded import Recorded, Replay, Step, fit_line, read_recorded
+from staleflow.experiments.recorded import Recorded, RecordedStep, Replay, fit_line, read_recorded
 from staleflow.experiments.simulated_beside_real import (
     Comparison,
     decode_speed,
@@ -27,13 +35,22 @@ from staleflow.experiments.simulated_beside_real import (
 )
 from staleflow.protocol.records import Start, Trained, TrainedMember
 from staleflow.reporting.load import load_run
-from staleflow.runtime.assembly import build_control
-from staleflow.runtime.launch import opening_record
-from staleflow.runtime.simulated import simulate_into
+from staleflow.runtime.assembly import build_control, opening_record
+from staleflow.runtime.launch_simulation import simulate_into
 from staleflow.runtime.start import first_start
 from staleflow.simulation.response_lengths import lognormal
 from staleflow.simulation.settings import ClusterSettings, TrainerCosts
-from staleflow.storage import JournalWriter, LedgerWriter
+from staleflow.storage import LedgerWriter
+from staleflow.telemetry.events import (
+    BatchTaken,
+    CommandSent,
+    EventStream,
+    ReportReceived,
+    RewardReceived,
+    StepTrained,
+    WeightsPushed,
+)
+from staleflow.telemetry.journal import JournalWriter
 
 COSTS = CostModel(k1=1e-5, k2=0.02, k3=0.006, k4=0.005, prefill=1e-4, pull=0.3)
 
@@ -43,7 +60,10 @@ def recorded(**changes: object) -> Recorded:
         "lengths": ((5, 7), (None, 9)),
         "rewards": ((1.0, 0.0), (None, 1.0)),
         "prompt_length": 3.0,
-        "steps": (Step(tokens=100, seconds=2.5, push_s=0.5), Step(tokens=200, seconds=3.5, push_s=0.5)),
+        "steps": (
+            RecordedStep(tokens=100, seconds=2.5, push_s=0.5),
+            RecordedStep(tokens=200, seconds=3.5, push_s=0.5),
+        ),
         "round_trips": (),
         "scoring": (),
         "pulls": (),
@@ -105,16 +125,21 @@ def test_a_replay_gives_the_kth_group_its_lengths_and_the_mean_to_what_did_not_f
 # ---------------------------------------------------------------------- reading
 
 
+def no_trajectory(trajectory_id: str) -> None:
+    """None is alive."""
+
+
 class Journaled:
     """A run folder whose journal is written line by line."""
 
     def __init__(self, folder: Path) -> None:
         self.now = 0.0
         self.writer = JournalWriter(folder / "journal.jsonl", clock=lambda: self.now, began=0.0)
+        self._stream = EventStream([self.writer])
 
-    def at(self, seconds: float) -> JournalWriter:
+    def at(self, seconds: float, event: Any) -> None:
         self.now = seconds
-        return self.writer
+        self._stream.tell(event)
 
 
 def report(acked: int, *, pull_s: float = 0.0, done: tuple[str, int] | None = None) -> InstanceReport:
@@ -127,19 +152,22 @@ def report(acked: int, *, pull_s: float = 0.0, done: tuple[str, int] | None = No
 
 def test_what_a_journal_says_of_lengths_rewards_and_latencies(tmp_path: Path) -> None:
     run = Journaled(tmp_path)
-    run.at(0).joined(InstanceJoined(instance="i", incarnation=1, version=0, kv_capacity=100, max_running=9))
-    run.at(0).drawn([DrawnGroup(group_id="g", members=("g-m0", "g-m1"), prompt_length=4)])
-    run.at(1).command(
-        Route(instance="i", incarnation=1, seq=1, trajectory_id="g-m0", group_id="g", min_version=0, length=4)
+    run.at(0, InstanceJoined(instance="i", incarnation=1, version=0, kv_capacity=100, max_running=9))
+    drawn = DrawnGroup(group_id="g", members=("g-m0", "g-m1"), prompt_length=4)
+    run.at(0, GroupsDrawn(groups=(drawn,)))
+    route = Route(
+        instance="i", incarnation=1, seq=1, trajectory_id="g-m0", group_id="g", min_version=0, length=4
     )
-    run.at(1.25).reported(report(1))
-    run.at(2).command(Pull(instance="i", incarnation=1, seq=2, version=1))
-    run.at(3).reported(report(2, pull_s=0.75))
-    run.at(3.5).command(Pull(instance="i", incarnation=1, seq=3, version=1))
-    run.at(3.6).reported(report(3, pull_s=0.75, done=("g-m0", 10)))
-    run.at(3.7).scored("g-m0", 1.0, "ok", 0.01)
-    run.at(4).batch(0, 0.0)
-    run.at(6).trained(0, 1.0, 0.5)
+    run.at(1, CommandSent(route))
+    run.at(1.25, ReportReceived(report(1), (), no_trajectory))
+    run.at(2, CommandSent(Pull(instance="i", incarnation=1, seq=2, version=1)))
+    run.at(3, ReportReceived(report(2, pull_s=0.75), (), no_trajectory))
+    run.at(3.5, CommandSent(Pull(instance="i", incarnation=1, seq=3, version=1)))
+    run.at(3.6, ReportReceived(report(3, pull_s=0.75, done=("g-m0", 10)), (), no_trajectory))
+    run.at(3.7, RewardReceived("g-m0", Reward(raw=1.0, seconds=0.01), False))
+    run.at(4, BatchTaken(step=0, groups=(), waited_s=0.0))
+    run.at(6, StepTrained(step=0, trained=(), metrics={}, update_s=1.5, waited_s=0.5))
+    run.at(6.25, WeightsPushed(version=1, seconds=0.25))
     run.writer.close()
     with LedgerWriter(tmp_path / "ledger.jsonl") as ledger:
         start = Start(bound=1, batch_size=1, group_size=1, last_batch="train", spare_limit=0)
@@ -151,7 +179,9 @@ def test_what_a_journal_says_of_lengths_rewards_and_latencies(tmp_path: Path) ->
     assert found.rewards == ((1.0, None),)
     assert found.unfinished == 1
     assert found.prompt_length == 4.0
-    assert found.steps == (Step(tokens=10, seconds=2.0, push_s=0.5),)
+    assert found.steps == (
+        RecordedStep(tokens=10, seconds=1.75, push_s=0.25),
+    )  # 1.5 s of work and the push after it
     assert found.round_trips == (0.25,)
     assert found.scoring == pytest.approx((0.1,))
     assert found.pulls == (0.75,)  # the second one had nothing to bring

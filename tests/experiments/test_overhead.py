@@ -10,13 +10,13 @@ import pytest
 from staleflow.coordination.actions import Send
 from staleflow.errors import UserError
 from staleflow.experiments import coordination_cost, overhead
-from staleflow.experiments.coordination_cost import Cost, Point, build_cluster, exponent
+from staleflow.experiments.coordination_cost import ClusterSize, Cost, build_cluster, exponent
 from staleflow.experiments.growth_figure import growth_figure
 from staleflow.experiments.run_share import share_of_run
 from staleflow.experiments.synthetic_cluster import GROUP_SIZE
 from staleflow.protocol.lifecycle import TrajectoryState
 
-SMALL = Point(instances=3, pending=64, per_instance=20)
+SMALL = ClusterSize(instances=3, pending=64, per_instance=20)
 
 
 def test_a_cold_fill_fills_every_instance_and_leaves_the_queue_as_long_as_asked_for() -> None:
@@ -56,7 +56,7 @@ def test_an_interval_counts_the_reports_of_all_instances_and_the_commands_sent()
 
 
 def test_a_point_is_measured_in_a_process_of_its_own() -> None:
-    [cost] = coordination_cost.measure_all([Point(instances=2, pending=16, per_instance=4)])
+    [cost] = coordination_cost.measure_all([ClusterSize(instances=2, pending=16, per_instance=4)])
     assert (cost.instances, cost.pending, cost.routes) == (2, 16, 8)
     assert 0 < cost.cycle_p50_ms <= cost.cycle_p99_ms <= cost.cycle_max_ms
     assert cost.cold_fill_s > 0

@@ -11,19 +11,21 @@ import pytest
 from staleflow.errors import UserError
 from staleflow.experiments import points
 from staleflow.experiments.points import (
-    Measured,
     Point,
     PointFile,
+    PointResult,
     measure,
     measured,
     middle,
+    rate_text,
+    ratio_text,
     run_point,
     speedup,
-    spread,
 )
+from staleflow.reporting.spread import Spread
 from staleflow.simulation.result import InstanceRow, SimulationResult, StepRow
 
-FOUND = Measured(
+FOUND = PointResult(
     tokens_per_s=100.0,
     step_s=10.0,
     update_s=4.0,
@@ -110,8 +112,8 @@ def test_the_first_steps_are_left_out_and_steps_beyond_the_last() -> None:
 
 
 def test_a_spread_is_the_median_between_the_least_and_the_most() -> None:
-    assert str(spread([1200.0, 1000.0, 1100.0])) == "1,100 (1,000 to 1,200)"
-    assert spread([1.5]).ratio_text == "1.50 (1.50 to 1.50)"
+    assert rate_text(Spread.of([1200.0, 1000.0, 1100.0])) == "1,100 (1,000 to 1,200)"
+    assert ratio_text(Spread.of([1.5])) == "1.50 (1.50 to 1.50)"
 
 
 def test_a_speedup_compares_seed_with_seed() -> None:

@@ -9,11 +9,22 @@ from pathlib import Path
 import pytest
 
 from staleflow.experiments import ablation, cells, scaling, throughput
-from staleflow.experiments.cells import Cell, Choice, Effort, Outcome, System, best_of, candidates, cell, tune
+from staleflow.experiments.cells import (
+    Cell,
+    CellOutcome,
+    Choice,
+    Effort,
+    System,
+    best_of,
+    candidates,
+    cell,
+    tune,
+)
+from staleflow.experiments.grid import Measurements, Part
 from staleflow.experiments.page import to_json, to_markdown
-from staleflow.experiments.points import Measured, Point, PointFile
-from staleflow.experiments.study import STUDIES, load_study
-from staleflow.experiments.throughput import BASELINES, agreement, gain, grid_cell, places
+from staleflow.experiments.points import Point, PointFile, PointResult
+from staleflow.experiments.study import STUDIES, Result, load_study
+from staleflow.experiments.throughput import BASELINES, agreement, setting
 from staleflow.experiments.workload import (
     DIVIDED,
     ONE_STEP,
@@ -30,8 +41,8 @@ SPEED = {"sync": 100.0, "sync, divided": 80.0, "one_step": 150.0, "strict": 160.
 """Made-up tokens per second; staleflow's are 200."""
 
 
-def made_up(rate: float) -> Measured:
-    return Measured(
+def made_up(rate: float) -> PointResult:
+    return PointResult(
         tokens_per_s=rate,
         step_s=1000.0 / rate,
         update_s=2.0,
@@ -50,12 +61,12 @@ def made_up(rate: float) -> Measured:
     )
 
 
-def outcome(of: Cell, rate: float, seeds: int = 3) -> Outcome:
+def outcome(of: Cell, rate: float, seeds: int = 3) -> CellOutcome:
     choice = Choice(candidate=candidates(of)[0], cap=30 if of.system == QUEUE else None, tried=4, most=240.0)
-    return Outcome(choice=choice, runs=tuple(made_up(rate * (1 + 0.01 * seed)) for seed in range(seeds)))
+    return CellOutcome(choice=choice, runs=tuple(made_up(rate * (1 + 0.01 * seed)) for seed in range(seeds)))
 
 
-def outcomes(wanted: Iterable[Cell]) -> dict[Cell, Outcome]:
+def outcomes(wanted: Iterable[Cell]) -> dict[Cell, CellOutcome]:
     return {c: outcome(c, SPEED.get(c.system.name, 200.0)) for c in wanted}
 
 
@@ -63,9 +74,14 @@ def outcomes(wanted: Iterable[Cell]) -> dict[Cell, Outcome]:
 
 
 def test_the_full_grid_is_the_papers() -> None:
-    grid = throughput.FULL
-    assert grid.models == ("qwen2.5-14b", "qwen2.5-32b", "qwen3-30b-a3b")
-    assert (grid.gpus, grid.bounds, grid.effort.seeds >= 3) == ((64, 128), (1, 2, 3), True)
+    part = throughput.FULL[0]
+    assert [where.values for where in part.settings] == [
+        (model, gpus, bound)
+        for model in ("qwen2.5-14b", "qwen2.5-32b", "qwen3-30b-a3b")
+        for gpus in (64, 128)
+        for bound in (1, 2, 3)
+    ]
+    assert part.effort.seeds >= 3
     assert {s.policy for s in SYSTEMS} == {"sync", "one_step", "strict", "strict_queue", "staleflow"}
     assert "data.batch_size=128" in workload()
     assert "data.group_size=16" in workload()
@@ -73,24 +89,24 @@ def test_the_full_grid_is_the_papers() -> None:
 
 def test_a_policy_that_keeps_a_smaller_bound_is_one_cell_for_all() -> None:
     def distinct(system: System) -> int:
-        return len({grid_cell(place, system) for place in places(throughput.FULL)})
+        return len({where.cell(system) for where in throughput.FULL[0].settings})
 
     assert distinct(SYNC) == distinct(DIVIDED) == distinct(ONE_STEP) == 3 * 2
     assert distinct(STRICT) == distinct(STALEFLOW) == 3 * 2 * 3
-    assert grid_cell(("qwen2.5-14b", 64, 3), DIVIDED).bound == 0
-    assert grid_cell(("qwen2.5-14b", 64, 3), ONE_STEP).bound == 1
+    assert setting("qwen2.5-14b", 64, 3).cell(DIVIDED).bound == 0
+    assert setting("qwen2.5-14b", 64, 3).cell(ONE_STEP).bound == 1
 
 
 @pytest.mark.parametrize("place", [("qwen2.5-32b", 64, 1), ("qwen3-30b-a3b", 128, 3)])
 def test_every_system_has_layouts_for_all_gpus(place: tuple[str, int, int]) -> None:
     for system in SYSTEMS:
-        for candidate in candidates(grid_cell(place, system))[:3]:
+        for candidate in candidates(setting(*place).cell(system))[:3]:
             layout = candidate.layout
             assert layout.rollout_gpus + layout.training_gpus == place[1]
 
 
 def test_sync_generates_with_all_gpus() -> None:
-    found = candidates(grid_cell(("qwen2.5-14b", 64, 1), SYNC))
+    found = candidates(setting("qwen2.5-14b", 64, 1).cell(SYNC))
     assert {c.instances * c.layout.tensor_parallel for c in found} == {64}
 
 
@@ -107,7 +123,7 @@ def test_the_search_climbs_to_the_neighbours_and_tunes_the_cap_of_the_best(
     """Made-up simulations like more GPUs to generate with, and caps of half the load that fits."""
     seen: list[str] = []
 
-    def made(points: Iterable[Point], file: PointFile, *, title: str) -> dict[Point, Measured]:
+    def made(points: Iterable[Point], file: PointFile, *, title: str) -> dict[Point, PointResult]:
         found = {}
         for point in points:
             values = dict(o.split("=") for o in point.overrides)
@@ -126,7 +142,7 @@ def test_the_search_climbs_to_the_neighbours_and_tunes_the_cap_of_the_best(
         assert found[of].candidate.layout.rollout_gpus == first.rollout_gpus + 2 * 4  # two rounds of 4 GPUs
     assert found[wanted[0]].cap == cells.scaled_cap(found[wanted[0]].candidate, 0.5)
     assert found[wanted[1]].cap is None
-    assert str(throughput.FULL.effort.seeds) not in seen
+    assert str(throughput.FULL[0].effort.seeds) not in seen
     assert set(seen) == {str(cells.TUNING_SEED)}
 
 
@@ -135,7 +151,7 @@ def test_all_systems_but_the_capped_one_are_tuned_with_as_many_simulations(
 ) -> None:
     monkeypatch.setattr(cells, "measure", lambda points, file, title: {p: made_up(1.0) for p in list(points)})
     wanted = [
-        grid_cell(("qwen2.5-14b", 64, 1), system) for system in (DIVIDED, ONE_STEP, STRICT, STALEFLOW, QUEUE)
+        setting("qwen2.5-14b", 64, 1).cell(system) for system in (DIVIDED, ONE_STEP, STRICT, STALEFLOW, QUEUE)
     ]
     found = tune(wanted, Effort(seeds=3, measured=2, layouts=3, rounds=0), PointFile(tmp_path / "p"))
     assert [found[c].tried for c in wanted] == [3, 3, 3, 3, 3 + len(cells.CAPS)]
@@ -144,13 +160,16 @@ def test_all_systems_but_the_capped_one_are_tuned_with_as_many_simulations(
 # ---------------------------------------------------------------------- pages of made-up cells
 
 
-def throughput_page(quick: bool) -> tuple[str, throughput.Result]:
-    grid = replace(throughput.QUICK, models=("qwen2.5-14b",))
-    found = outcomes(grid_cell(place, system) for place in places(grid) for system in SYSTEMS)
-    varied = outcomes(
-        throughput.varied_cell(v, system) for v in grid.variations for system in throughput.VARIED_SYSTEMS
-    )
-    result = throughput.summarise(grid, found, varied, quick=quick)
+def measured(parts: Sequence[Part]) -> Measurements:
+    cells = {where.cell(system) for part in parts for where in part.settings for system in part.systems}
+    return Measurements(outcomes(cells))
+
+
+def throughput_page(quick: bool) -> tuple[str, Result]:
+    main, varied = throughput.QUICK
+    settings = tuple(where for where in main.settings if where.values[0] == "qwen2.5-14b")
+    parts = (replace(main, settings=settings), varied)
+    result = throughput.GRID.result(parts, measured(parts), quick=quick)
     return to_markdown(throughput.THROUGHPUT, result), result
 
 
@@ -188,8 +207,9 @@ def test_a_cell_that_stands_for_every_bound_is_in_the_table_once() -> None:
 
 def test_the_gain_is_seed_by_seed() -> None:
     place = ("qwen2.5-14b", 128, 1)
-    found = {s: outcome(grid_cell(place, s), r) for s, r in ((STALEFLOW, 180.0), (SYNC, 90.0))}
-    assert gain(lambda p, s: found[s], place, SYNC).ratio_text == "2.00 (2.00 to 2.00)"
+    found = {s: outcome(setting(*place).cell(s), r) for s, r in ((STALEFLOW, 180.0), (SYNC, 90.0))}
+    at = Measurements({setting(*place).cell(s): o for s, o in found.items()})
+    assert at.gain_text(setting(*place), SYNC) == "2.00 (2.00 to 2.00)"
 
 
 @pytest.mark.parametrize(
@@ -208,23 +228,24 @@ def test_agreement_allows_a_tenth(mean: float, best: float, words: str) -> None:
 
 
 def test_the_scaling_page_has_every_axis() -> None:
-    axes = scaling.QUICK_AXES
-    found = outcomes(size.cell(system) for axis in axes for size in axis.sizes for system in scaling.SYSTEMS)
-    result = scaling.summarise(axes, found, scaling.QUICK_EFFORT, quick=True)
+    parts = (scaling.QUICK,)
+    result = scaling.GRID.result(parts, measured(parts), quick=True)
     page = to_markdown(scaling.SCALING, result)
     for axis in scaling.AXES:
         assert f"By {axis.name}" in page
     assert "| GPUs: staleflow over strict at 128 | 1.25 x |" in page
-    assert all(axis.sizes[0] != axis.sizes[-1] for axis in axes)
+    assert all(axis.sizes[0] != axis.sizes[-1] for axis in scaling.QUICK_AXES)
+    assert set(scaling.QUICK.settings) < set(scaling.FULL.settings)
 
 
 def test_the_ablation_page_tells_what_pays_from_what_does_not() -> None:
-    grid = replace(ablation.QUICK, bounds=(1,))
+    part = ablation.part((128,), (1,), ablation.QUICK.effort)
     rates: Sequence[tuple[System, float]] = list(
         zip(ablation.VARIANTS, (200.0, 160.0, 200.0, 250.0, 150.0), strict=True)
     )
-    found = {ablation.grid_cell(128, 1, v): outcome(ablation.grid_cell(128, 1, v), r) for v, r in rates}
-    table = ablation.summarise(grid, found, quick=True).tables[0]
+    (where,) = part.settings
+    at = Measurements({where.cell(v): outcome(where.cell(v), rate) for v, rate in rates})
+    table = ablation.GRID.result((part,), at, quick=True).tables[0]
     assert [(row[2], row[5]) for row in table.rows] == [
         ("staleflow", ""),
         ("naive routing", "pays"),
@@ -232,6 +253,17 @@ def test_the_ablation_page_tells_what_pays_from_what_does_not() -> None:
         ("naive migration", "costs"),
         ("all naive", "pays"),
     ]
+
+
+def test_all_variants_of_the_ablation_run_on_the_layout_of_the_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cells, "measure", lambda points, file, title: {p: made_up(1.0) for p in list(points)})
+    part = ablation.part((64,), (1,), Effort(seeds=2, measured=2, layouts=2, rounds=0))
+    found = part.measure(PointFile(tmp_path / "points.jsonl"))
+    assert {c.system.name for c in found} == {v.name for v in ablation.VARIANTS}
+    assert len({o.choice.layout_text for o in found.values()}) == 1
+    assert {o.choice.tried for o in found.values()} == {2}, "only the whole was tuned"
 
 
 @pytest.mark.parametrize("name", ["throughput", "scaling", "ablation"])

@@ -84,7 +84,7 @@ def test_every_declared_study_loads_under_its_name(name: str) -> None:
 
 
 def test_what_is_no_study_is_refused() -> None:
-    with pytest.raises(ConfigError, match="is no study"):
+    with pytest.raises(ConfigError, match="is not a study"):
         load_study("staleflow.experiments.study.STUDIES")
     with pytest.raises(ConfigError, match="did you mean overhead"):
         load_study("overhed")

@@ -17,3 +17,10 @@ from toy import make_model_folder  # noqa: E402
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The toy model, made once."""
     return make_model_folder(tmp_path_factory.mktemp("faults") / "model")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whole runs and killed processes: all of this folder is slow."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.slow)

@@ -33,7 +33,7 @@ def verdict(run: ToyRun, folder: Path) -> Bottleneck:
     """Run it, and read what its files say."""
     assert run.run() == "completed"
     assert audit_ledger(run.ledger).violations == ()
-    rows = [{"kind": row.kind, "time": row.time, **row.values} for row in run.observer.take_rows()]
+    rows = [{"kind": row.kind, "time": row.time, **row.values} for row in run.monitor.take_rows()]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "config.yaml").write_text(run.config.to_yaml())
     (group,) = group_runs([load_run(folder)])
@@ -128,7 +128,7 @@ def test_sides_that_take_turns_are_told_so_and_none_is_blamed(model: Path, tmp_p
     pace = InlinePace(decode_steps=3, train_polls=10)
     found = verdict(run_of(model, tmp_path, pace, *EVEN, "staleness.bound=0"), tmp_path)
     assert found.kind == "taking turns", found.text
-    assert "staleness.bound: 0 means that" in found.advice
+    assert "staleness.bound: 0 alternates them" in found.advice
 
 
 def test_where_both_sides_keep_up_nobody_is_blamed(model: Path, tmp_path: Path) -> None:

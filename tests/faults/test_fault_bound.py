@@ -46,7 +46,7 @@ def test_finished_groups_that_wait_through_four_versions_of_time_are_still_withi
     config = toy_config(model, tmp_path, "staleness.bound=1", "run.steps=9")
     run = ToyRun(config, tmp_path)
     instant_rollout(run, train_polls=10)
-    control, server, backend = run.loop._control, run.loop._server, run.loop._backend
+    control, server, backend = run.loop._control, run.loop._store, run.loop._backend
     generated: list[int] = []
 
     def look(poll: int) -> None:

@@ -14,7 +14,7 @@ import pytest
 from cluster_settings import FAST, ClusterSettings, InstanceSettings
 from random_cluster import RandomCluster
 
-from staleflow.coordination.actions import Interrupt, Send
+from staleflow.coordination.actions import Command, Interrupt
 from staleflow.coordination.cost_model import CostModel
 from staleflow.coordination.migration import MigrationSettings
 from staleflow.coordination.policies import POLICIES, PolicySettings
@@ -33,12 +33,10 @@ class Observed(RandomCluster):
         self.versions: list[tuple[float, str, int]] = []
         self.kv_tokens: list[int] = []
 
-    def _apply(self, actions: Any) -> None:
-        commands = [action.command for action in actions if isinstance(action, Send)]
-        self.moves += [
-            c.trajectory_id for c in commands if isinstance(c, Interrupt) and c.reason.startswith("migration")
-        ]
-        super()._apply(actions)
+    def _ordered(self, command: Command) -> None:
+        if isinstance(command, Interrupt) and command.reason.startswith("migration"):
+            self.moves.append(command.trajectory_id)
+        super()._ordered(command)
 
     def _updated(self, node: Any, update: Any) -> None:
         self.versions.append((self.now, node.name, update.report.version))

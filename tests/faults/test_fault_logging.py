@@ -88,7 +88,7 @@ def test_evaluations_that_arrive_two_steps_late_are_all_kept_over_their_version(
     run = ToyRun(config, tmp_path)
     hold_evaluations_back(run, 2)
     assert run.run() == "completed"
-    rows: list[Row] = run.observer.take_rows()
+    rows: list[Row] = run.monitor.take_rows()
     order = [(row.kind, row.values) for row in rows if row.kind in ("train", "eval")]
     at = {v["eval/weight_version"]: i for i, (kind, v) in enumerate(order) if kind == "eval"}
     step_5 = next(i for i, (kind, v) in enumerate(order) if kind == "train" and v["train/step"] == 5)

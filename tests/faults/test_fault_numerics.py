@@ -142,14 +142,14 @@ def test_all_wrong_answers_are_filtered_whatever_their_lengths_cost(model: Path,
     )
     run = ToyRun(config, tmp_path)
     lengths: set[int] = set()
-    discard = run.loop._server.discard
+    discard = run.loop._store.discard
 
     def discarded(ids, reason):  # type: ignore[no-untyped-def]
         dropped = discard(ids, reason)
         lengths.update(t.response_len for t in dropped if reason == "filtered")
         return dropped
 
-    run.loop._server.discard = discarded  # type: ignore[method-assign]
+    run.loop._store.discard = discarded  # type: ignore[method-assign]
     batches = batches_of(run)
     assert run.run() == "filtered_out"
     assert trajectories_of(batches) == []

@@ -81,7 +81,7 @@ def hashes(path: Path) -> dict[str, str]:
 
 def rows(run: ToyRun, kind: str) -> list[dict[str, Any]]:
     """Values of the rows of one kind; takes them, so ask once."""
-    return [row.values for row in run.observer.take_rows() if row.kind == kind]
+    return [row.values for row in run.monitor.take_rows() if row.kind == kind]
 
 
 # ---------------------------------------------------------------------- watching and disturbing a run

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,14 +13,17 @@ from cluster_settings import ClusterSettings, InstanceSettings
 from cluster_watch import Watch
 
 from staleflow.coordination.actions import Command
-from staleflow.coordination.events import Event, InstanceJoined
+from staleflow.coordination.events import InstanceJoined
+from staleflow.data.instance_update import InstanceUpdate
 from staleflow.data.trajectory import Trajectory
 from staleflow.errors import EngineError, TransportError
 from staleflow.rollout.engine import SamplingParams
 from staleflow.rollout.fake import FakeEngine
-from staleflow.rollout.instance import InstanceUpdate, RolloutInstance
+from staleflow.rollout.instance import RolloutInstance
 from staleflow.rollout.scheduler import Generation
 from staleflow.rollout.scripted_lengths import Lengths, long_tailed
+from staleflow.runtime.backend import Message
+from staleflow.simulation.event_queue import EventQueue
 
 STOP_TOKEN = 0
 
@@ -93,23 +95,21 @@ class Node:
 
 
 class VirtualTime:
-    """What happens when: a heap of calls that are foreseen, and channels of messages."""
+    """A queue of calls by time, and channels of messages."""
 
     def __init__(self, settings: ClusterSettings) -> None:
         self.settings = settings
         self.rng = random.Random(f"run-{settings.seed}")
-        self.now = 0.0
-        self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
-        self._foreseen = 0
+        self.clock = EventQueue()
         self._channels: dict[str, float] = {}
 
-    def _next(self) -> None:
-        self.now, _, happen, arguments = heapq.heappop(self._heap)
-        happen(*arguments)
+    @property
+    def now(self) -> float:
+        """Virtual seconds."""
+        return self.clock.time
 
     def _foresee(self, at: float, happen: Callable[..., None], *arguments: Any) -> None:
-        self._foreseen += 1
-        heapq.heappush(self._heap, (at, self._foreseen, happen, arguments))
+        self.clock.schedule(at, happen, *arguments)
 
     def _send(self, channel: str, at: float, happen: Callable[..., None], *arguments: Any) -> None:
         """A message: it takes its time, and overtakes none in its channel."""
@@ -133,8 +133,8 @@ class Instances(VirtualTime):
             )
         )
 
-    def _receive(self, event: Event) -> None:
-        """Something arrives at the control side."""
+    def _receive(self, message: Message) -> None:
+        """Something arrives at the run loop."""
         raise NotImplementedError
 
     def _updated(self, node: Node, update: InstanceUpdate) -> None:

@@ -25,6 +25,7 @@ SEEDS = int(os.environ.get("STALEFLOW_SEEDS", "1200"))
 PARTS = 12
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60 + SEEDS)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_random_clusters_keep_every_property(part: int, tmp_path: Path) -> None:

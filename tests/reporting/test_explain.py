@@ -1,4 +1,4 @@
-"""`staleflow explain`: lives and steps of scripted runs, line by line."""
+"""`staleflow explain`: trajectories, groups and steps of scripted runs, line by line."""
 
 from __future__ import annotations
 
@@ -81,44 +81,44 @@ def moved(tmp_path: Path) -> ScriptedRun:
     return run
 
 
-def test_the_life_of_a_trajectory_that_was_refused_migrated_and_lost(moved: ScriptedRun) -> None:
+def test_the_history_of_a_trajectory_that_was_refused_migrated_and_lost(moved: ScriptedRun) -> None:
     assert explain(moved.folder, "g-m0") == text(
         "trajectory g-m0 of group g",
-        "      1.00 s  drawn, a prompt of 10 tokens, with a group of 2",
-        "      1.50 s  sent to i0 at 10 tokens, after 0.50 s in the trajectory server (gain 80 tokens/s); "
-        "reserves its group at V = 0, for a step from 0 to 1",
-        "      2.00 s  i0 refused it: the KV cache is full; back in the trajectory server",
-        "      2.25 s  sent to i1 at 10 tokens, after 0.25 s in the trajectory server (gain 70 tokens/s)",
-        "      2.50 s  i1 has taken it in, at version 0",
-        "      3.00 s  to be interrupted on i1: migration: 2 wait on i1, there is room on i2",
-        "      3.25 s  back in the trajectory server with 16 tokens: 6 by version 0",
-        "      3.50 s  sent to i2 at 16 tokens, after 0.25 s in the trajectory server",
-        "      3.75 s  i2 has taken it in, at version 0",
-        "      4.00 s  i2 was lost (killed): back in the trajectory server with 18 tokens",
-        "      4.00 s  sent to i0 at 18 tokens, after 0.00 s in the trajectory server (gain 90 tokens/s)",
-        "      4.50 s  i0 has taken it in, at version 0",
-        "      5.00 s  i0 pulled version 1 in 0.30 s; it goes on there",
-        "      6.00 s  finished on i0 at 24 tokens (length): 9 by version 0, 5 by version 1",
-        "      6.50 s  scored 0 (timeout), 0.50 s after it had finished",
-        "      6.50 s  its group is complete, the last reward its own",
+        "      1.00 s  drawn: prompt of 10 tokens, group of 2",
+        "      1.50 s  routed to i0 with 10 tokens after 0.50 s in the trajectory server (gain 80 tokens/s); "
+        "reserves its group at V = 0, for steps 0 to 1",
+        "      2.00 s  i0 refused it: the KV cache is full; returned to the trajectory server",
+        "      2.25 s  routed to i1 with 10 tokens after 0.25 s in the trajectory server (gain 70 tokens/s)",
+        "      2.50 s  accepted by i1 at version 0",
+        "      3.00 s  Interrupt sent to i1: migration: 2 wait on i1, there is room on i2",
+        "      3.25 s  returned to the trajectory server with 16 tokens: 6 by version 0",
+        "      3.50 s  routed to i2 with 16 tokens after 0.25 s in the trajectory server",
+        "      3.75 s  accepted by i2 at version 0",
+        "      4.00 s  i2 was lost (killed): returned to the trajectory server with 18 tokens",
+        "      4.00 s  routed to i0 with 18 tokens after 0.00 s in the trajectory server (gain 90 tokens/s)",
+        "      4.50 s  accepted by i0 at version 0",
+        "      5.00 s  i0 pulled version 1 in 0.30 s; generation continues there",
+        "      6.00 s  finished on i0 with 24 tokens (length): 9 by version 0, 5 by version 1",
+        "      6.50 s  scored 0 (timeout), 0.50 s after it finished",
+        "      6.50 s  its group is complete; the last reward was its own",
         "      6.50 s  handed to the trainer in the batch of step 0 (V = 0, η = 1)",
         "      8.00 s  trained in step 0 with staleness 0 (η = 1): 14 tokens of versions 0 to 1",
-        "in short: trained in step 0 with staleness 0; 1.00 s waiting in the trajectory server; "
+        "summary: trained in step 0 with staleness 0; 1.00 s waiting in the trajectory server; "
         "4.00 s generating on i0, i1, i2; 0.50 s being scored",
     )
 
 
 def test_the_other_member_was_there_first_and_waited(moved: ScriptedRun) -> None:
     assert explain(moved.folder, "g-m1").splitlines()[2:] == [
-        "      1.50 s  sent to i1 at 10 tokens, after 0.50 s in the trajectory server; "
-        "its group is reserved at V = 0, for a step from 0 to 1",
-        "      2.00 s  i1 has taken it in, at version 0",
-        "      3.25 s  finished on i1 at 20 tokens (stop): 10 by version 0",
-        "      3.25 s  scored 1, 0.00 s after it had finished",
-        "      6.50 s  its group is complete, the last reward that of g-m0",
+        "      1.50 s  routed to i1 with 10 tokens after 0.50 s in the trajectory server; "
+        "its group is reserved at V = 0, for steps 0 to 1",
+        "      2.00 s  accepted by i1 at version 0",
+        "      3.25 s  finished on i1 with 20 tokens (stop): 10 by version 0",
+        "      3.25 s  scored 1, 0.00 s after it finished",
+        "      6.50 s  its group is complete; the last reward was that of g-m0",
         "      6.50 s  handed to the trainer in the batch of step 0 (V = 0, η = 1)",
         "      8.00 s  trained in step 0 with staleness 0 (η = 1): 10 tokens of version 0",
-        "in short: trained in step 0 with staleness 0; 0.50 s waiting in the trajectory server; "
+        "summary: trained in step 0 with staleness 0; 0.50 s waiting in the trajectory server; "
         "1.75 s generating on i1; 3.25 s waiting for the rest of its batch",
     ]
 
@@ -140,13 +140,14 @@ def test_a_step_says_for_whom_it_waited_and_what_that_one_did_meanwhile(moved: S
     expected = text(
         "step 0: 1 group, 2 trajectories",
         "      1.00 s  the trainer has weights 0 and is idle; 0 of 1 groups are complete",
-        "      6.50 s  group g (V = 0) is complete with g-m0: 0.50 s waiting in the trajectory server, "
+        "      6.50 s  group g (V = 0) is complete, last with g-m0; since the trainer was idle: "
+        "0.50 s waiting in the trajectory server, "
         "0.50 s generating on i0, 0.25 s waiting in the trajectory server, 1.00 s generating on i1, "
         "0.25 s waiting in the trajectory server, 0.50 s generating on i2, 2.00 s generating on i0, "
-        "0.50 s being scored since the trainer was idle",
-        "      6.50 s  the batch is handed out: the trainer has waited 5.50 s",
+        "0.50 s being scored",
+        "      6.50 s  the batch is handed out: the trainer waited 5.50 s",
         "      8.00 s  trained: 1.25 s update, 0.25 s push",
-        "verdict: step 0 waited 5.50 s, to the end for g-m0, which could begin only once the trainer was "
+        "verdict: step 0 waited 5.50 s, last for g-m0, which could start only when the trainer was "
         "idle: 2.00 s generating on i0.",
     )
     assert explain(moved.folder, "step 0") == expected
@@ -183,11 +184,11 @@ def test_a_step_whose_batch_was_there_did_not_wait(tmp_path: Path) -> None:
     assert explain(tmp_path, "step 1") == text(
         "step 1: 1 group, 1 trajectory",
         "      3.00 s  the trainer has weights 1 and is idle; 1 of 1 groups are complete",
-        "      3.00 s  the batch is handed out: the trainer has waited 0.00 s",
+        "      3.00 s  the batch is handed out: the trainer waited 0.00 s",
         "verdict: step 1 did not wait: its batch was complete before the trainer was idle.",
     )
     assert explain(tmp_path, "h-m0").splitlines()[-1] == (
-        "in short: handed to the trainer in step 1; 2.00 s generating on i0; "
+        "summary: handed to the trainer in step 1; 2.00 s generating on i0; "
         "1.00 s waiting for the rest of its batch"
     )
 
@@ -202,7 +203,7 @@ def test_a_step_that_is_waited_for_at_the_end_names_who_is_missing(tmp_path: Pat
     run.close()
     assert explain(tmp_path, "step 1") == text(
         "step 1 has not been handed out: the trainer has been idle for 4.00 s",
-        "  0 groups complete, 1 make a batch",
+        "  0 groups complete of the 1 in a batch",
         "  group h (V = 0): h-m0 generating on i0 for 7.00 s",
         "verdict: step 1 waits: 1 trajectory missing, 1 of them generating on i0.",
     )
@@ -227,12 +228,12 @@ def test_a_wait_that_began_long_before_says_since_when_and_filtered_groups_are_c
     run.consume(1, ("h", 0), waited=2.0, members=1)
     run.close()
     assert explain(tmp_path, "step 1").splitlines()[-1] == (
-        "verdict: step 1 waited 2.00 s, to the end for h-m0: 2.00 s generating on i0 (since 0.00 s); "
-        "1 group filtered meanwhile, and others generated for them."
+        "verdict: step 1 waited 2.00 s, last for h-m0: 2.00 s generating on i0 (since 0.00 s); "
+        "1 group filtered meanwhile and replaced."
     )
     assert explain(tmp_path, "f-m0").splitlines()[-2:] == [
         "      4.00 s  released: all rewards of its group were equal, so it would have taught nothing",
-        "in short: released: filtered; 3.00 s waiting in the trajectory server",
+        "summary: released: filtered; 3.00 s waiting in the trajectory server",
     ]
 
 
@@ -256,20 +257,20 @@ def test_lowered_aborted_given_up_and_cut_off_are_told(tmp_path: Path) -> None:
     told = {m: [line[14:] for line in explain(tmp_path, f"g-m{m}").splitlines()[2:-1]] for m in range(4)}
     assert told == {
         0: [
-            "sent to i0 at 10 tokens, after 0.00 s in the trajectory server; "
-            "lowers its group to V = 1, for a step from 0 to 4",
+            "routed to i0 with 10 tokens after 0.00 s in the trajectory server; "
+            "lowers its group to V = 1, for steps 0 to 4",
             "aborted on i0: surplus member",
             "released: a surplus member",
         ],
         1: [
-            "sent to i0 at 10 tokens, after 0.00 s in the trajectory server; "
-            "its group is reserved at V = 1, for a step from 0 to 4",
+            "routed to i0 with 10 tokens after 0.00 s in the trajectory server; "
+            "its group is reserved at V = 1, for steps 0 to 4",
             "aborted on i0: a straggler",
-            "cut off where it is: step 2 waits for it",
+            "truncated: step 2 waits for it",
         ],
         2: ["given up, and masked in training: no new token for 60 s on i0",
-            "scored 0 (failed), 0.00 s after it had finished"],
-        3: ["waits for its environment, 30 s at most", "its environment answered: goes on at 25 tokens"],
+            "scored 0 (failed), 0.00 s after it finished"],
+        3: ["waits for its environment, at most 30 s", "its environment answered: continues with 25 tokens"],
     }  # fmt: skip
 
 
@@ -283,15 +284,15 @@ def test_a_trajectory_that_took_anothers_place_is_found_by_its_own_id(tmp_path: 
     run.close()
     assert explain(tmp_path, "g-m2") == text(
         "trajectory g-m2 of group g",
-        "      2.00 s  takes the place of g-m1 in its group, from the prompt on",
-        "in short: still waiting in the trajectory server",
+        "      2.00 s  replaces g-m1 in its group, from the prompt on",
+        "summary: still waiting in the trajectory server",
     )
     assert explain(tmp_path, "g-m0").splitlines()[-1] == (
-        "in short: dropped for g-m1; 2.00 s waiting in the trajectory server"
+        "summary: dropped for g-m1; 2.00 s waiting in the trajectory server"
     )
 
 
-def test_a_killed_attempt_leaves_lives_that_the_next_one_voids(tmp_path: Path) -> None:
+def test_a_killed_attempt_leaves_trajectories_that_the_next_one_voids(tmp_path: Path) -> None:
     run = ScriptedRun(tmp_path, group_size=1)
     two_steps(run)
     run.at(3.0)
@@ -303,8 +304,8 @@ def test_a_killed_attempt_leaves_lives_that_the_next_one_voids(tmp_path: Path) -
     run.draw("g2", 1)
     run.close()
     assert explain(tmp_path, "h-m0").splitlines()[-2:] == [
-        "      3.00 s  attempt 0 was over; attempt 1 began with step 0, and its prompt is drawn anew",
-        "in short: void; 3.00 s generating on i0",
+        "      3.00 s  attempt 0 ended; attempt 1 began with step 0 and draws the prompt again",
+        "summary: void; 3.00 s generating on i0",
     ]
     assert explain(tmp_path, "g-m0").splitlines()[-2] == (
         "      3.00 s  its training is void: attempt 1 resumed at step 0, before it"
@@ -348,7 +349,7 @@ def test_a_batch_counts_the_trajectories_that_are_trained_on(tmp_path: Path) -> 
     assert explain(tmp_path, "step 0").startswith("step 0: 1 group, 1 trajectory\n")
 
 
-def test_a_step_that_is_waited_for_after_a_resume_waits_for_nobody_of_the_attempt_before(
+def test_a_step_that_is_waited_for_after_a_resume_does_not_wait_for_the_attempt_before(
     tmp_path: Path,
 ) -> None:
     run = ScriptedRun(tmp_path, group_size=1)
@@ -362,7 +363,7 @@ def test_a_step_that_is_waited_for_after_a_resume_waits_for_nobody_of_the_attemp
     run.journal.evaluated(0, 0.5)
     run.close()
     assert explain(tmp_path, "step 0").splitlines()[1:] == [
-        "  0 groups complete, 1 make a batch",
+        "  0 groups complete of the 1 in a batch",
         "  group k (not reserved): k-m0 waiting in the trajectory server for 1.00 s",
         "verdict: step 0 waits: 1 trajectory missing, 1 of them waiting in the trajectory server.",
     ]
@@ -371,7 +372,7 @@ def test_a_step_that_is_waited_for_after_a_resume_waits_for_nobody_of_the_attemp
 def test_what_is_not_there_is_refused_with_the_nearest(moved: ScriptedRun) -> None:
     with pytest.raises(UserError, match=r"no trajectory or group 'g-m7' in .*: give an id such as g-m"):
         explain(moved.folder, "g-m7")
-    with pytest.raises(UserError, match=r"step 3 was not handed to the trainer .*: the last one was step 0"):
+    with pytest.raises(UserError, match=r"step 3 was not handed to the trainer .*: the last step was 0"):
         explain(moved.folder, "step 3")
     with pytest.raises(UserError, match="a number from 0 on, not 'one'"):
         explain(moved.folder, "step one")
@@ -385,5 +386,5 @@ def test_a_run_without_a_journal_says_what_to_set(tmp_path: Path) -> None:
     ScriptedRun(tmp_path).close()
     with pytest.raises(UserError, match="no trajectory was drawn"):
         explain(tmp_path, "g-m0")
-    with pytest.raises(UserError, match="no step was yet"):
+    with pytest.raises(UserError, match="no step has started"):
         explain(tmp_path, "step 0")

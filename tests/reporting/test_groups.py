@@ -6,8 +6,9 @@ from pathlib import Path
 
 from small_runs import STEPS, run_of
 
-from staleflow.reporting.groups import RunGroup, Spread, group_runs, spread
+from staleflow.reporting.groups import RunGroup, group_runs
 from staleflow.reporting.load import RunData
+from staleflow.reporting.spread import Spread, spread
 
 
 def run(folder: Path, name: str, seed: int, **keys: object) -> RunData:
@@ -92,14 +93,14 @@ def test_the_verdict_is_that_of_the_medians_and_dissent_is_told(tmp_path: Path) 
     (group,) = group_runs(runs)
     assert group.verdict.kind == "reward-bound"
     assert group.dissent == "by seed: reward-bound 2 of 3, rollout-bound 1 of 3"
-    assert group.remark == f"{group.dissent}; only 1 step: filling and draining weigh in"
+    assert group.remark == f"{group.dissent}; only 1 step: start-up and end distort the shares"
 
 
 def test_an_inline_run_s_verdict_says_that_its_clock_is_virtual(tmp_path: Path) -> None:
     inline = run_of(tmp_path / "a", *STEPS, config="cluster: {runtime: inline}")
     (group,) = group_runs([inline])
-    assert group.remark.endswith("on the virtual clock of an inline run, so no measure of this machine")
-    assert not group.setup.one_machine
+    assert group.remark.endswith("times of an inline run's virtual clock, not of this machine")
+    assert not group.resources.one_machine
 
 
 def test_spread_is_the_median_and_the_ends_of_what_was_measured() -> None:

@@ -39,7 +39,7 @@ def test_headline_by_hand(tmp_path: Path) -> None:
     assert n.generated_per_s == 100 / 20
     assert n.steps_per_s == 2 / 20
     assert (n.shares.trainer_waiting, n.shares.idle) == (8 / 20, 3 / 8)
-    assert n.reason == "still going or killed"
+    assert n.reason == "running or killed"
 
 
 def test_what_was_not_measured_is_none(tmp_path: Path) -> None:

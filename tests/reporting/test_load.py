@@ -44,7 +44,7 @@ def test_a_finished_run_is_read_whole(make_run: Callable[..., Path]) -> None:
     assert len(run.trained) == 10 * 16
     assert run.config["staleness"] == {"bound": 1}
     assert run.config_text.startswith("# staleflow")
-    assert (run.verdict.violations, run.verdict.text) == (0, "0 violations")
+    assert (run.audit.violations, run.audit.text) == (0, "0 violations")
     assert run.skipped_lines == 0
 
 
@@ -70,7 +70,7 @@ def test_missing_files_are_no_error_as_long_as_something_is_there(make_run: Call
     (folder / "ledger.jsonl").unlink()
     run = load_run(folder)
     assert (run.config, run.trained) == ({}, ())
-    assert (run.verdict.violations, run.verdict.text) == (None, "no ledger")
+    assert (run.audit.violations, run.audit.text) == (None, "no ledger")
     assert run.name == "demo"
 
 
@@ -81,7 +81,7 @@ def test_a_half_written_config_is_as_none(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_no_run_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(RunFolderError, match="no run: it has neither"):
+    with pytest.raises(RunFolderError, match="is not a run folder: it has neither"):
         load_run(tmp_path)
     with pytest.raises(RunFolderError, match=r"absent is not a folder"):
         load_run(tmp_path / "absent")
@@ -143,13 +143,13 @@ def test_a_violation_in_the_ledger_is_counted(make_run: Callable[..., Path]) -> 
     step_five = next(line for line in lines if line["kind"] == "trained" and line["step"] == 5)
     step_five["trajectories"][0]["min"] = 0  # 5 versions behind at η = 1
     write(path, *lines)
-    verdict = load_run(folder).verdict
-    assert verdict.violations is not None
-    assert verdict.violations >= 1
+    audit = load_run(folder).audit
+    assert audit.violations is not None
+    assert audit.violations >= 1
 
 
 def test_a_ledger_that_cannot_be_read_says_so(tmp_path: Path) -> None:
     write(tmp_path / "metrics.jsonl", train(0, 1.0))
     (tmp_path / "ledger.jsonl").write_text("")
-    verdict = load_run(tmp_path).verdict
-    assert verdict.violations != 0
+    audit = load_run(tmp_path).audit
+    assert audit.violations != 0

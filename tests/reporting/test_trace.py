@@ -81,7 +81,7 @@ def run(tmp_path: Path) -> ScriptedRun:
     run.at(5.0)
     run.consume(0, ("g", 0), waited=4.0)
     run.at(7.0)
-    run.trained(0, update_s=1.5, push_s=0.25)
+    run.trained(0, update_s=1.5, waited_s=0.25, push_s=0.5)
     run.journal.saved(1, 0.5)
     run.journal.evaluated(1, 3.0)
     return run
@@ -100,7 +100,9 @@ def test_slices_and_instants_are_those_of_the_journal(run: ScriptedRun) -> None:
         "pull of version 1": (3, 3_250_000, 250_000),
         "wait for batch 0": (2, 1_000_000, 4_000_000),
         "update 0": (2, 5_250_000, 1_500_000),
-        "push 1": (2, 6_750_000, 250_000),
+        "wait for push 0": (2, 6_750_000, 250_000),
+        "push 0": (2, 1_000_000, 0),
+        "push 1": (2, 6_500_000, 500_000),
         "checkpoint 1": (2, 6_500_000, 500_000),
         "evaluate 1": (2, 4_000_000, 3_000_000),
     }
@@ -194,7 +196,7 @@ def test_memory_does_not_grow_with_the_run(tmp_path: Path) -> None:
 def test_nothing_is_written_over_or_left_behind(run: ScriptedRun) -> None:
     run.close()
     (run.folder / "notes.txt").write_text("mine")
-    with pytest.raises(RunFolderError, match=r"notes\.txt exists and is no JSON file"):
+    with pytest.raises(RunFolderError, match=r"notes\.txt exists and is not a JSON file"):
         trace_run(run.folder, run.folder / "notes.txt")
     with pytest.raises(RunFolderError, match=r"has no journal\.jsonl"):
         trace_run(run.folder / "..", run.folder / "trace.json")

@@ -13,11 +13,12 @@ import pytest
 from staleflow.coordination.actions import Abort, Command, Interrupt, Pull, Route
 from staleflow.coordination.cost_model import CostModel
 from staleflow.coordination.events import Rejection
+from staleflow.data.instance_update import InstanceUpdate
 from staleflow.data.trajectory import FinishReason, Segment, Trajectory
 from staleflow.errors import EngineError, ProtocolError, TransportError
 from staleflow.rollout.engine import SamplingParams
 from staleflow.rollout.fake import FakeEngine, FakeScript
-from staleflow.rollout.instance import InstanceUpdate, RolloutInstance
+from staleflow.rollout.instance import RolloutInstance
 from staleflow.rollout.scripted_lengths import fixed
 
 Build = Callable[..., Any]

@@ -27,6 +27,7 @@ from staleflow.training.log_probs import token_log_probs
 from staleflow.training.models import load_model, model_folder
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
     pytest.mark.xdist_group("vllm"),
     pytest.mark.timeout(400),

@@ -188,7 +188,7 @@ def hold_back_until_the_end(run: ToyRun) -> list[str]:
             passed, held[:] = passed + held, []
         for message in passed:
             if isinstance(message, StepTrained):
-                order.append(f"step {message.result.version}")
+                order.append(f"step {message.step + 1}")
             if isinstance(message, Evaluated):
                 order.append(f"eval {message.version}")
         return passed
@@ -207,7 +207,7 @@ def test_a_long_evaluation_delays_no_step_and_what_it_cannot_keep_up_with_is_ski
     order = hold_back_until_the_end(run)
     assert run.run() == "completed"
     assert order == [*(f"step {v}" for v in range(1, 7)), "eval 0", "eval 6"]
-    rows = run.observer.take_rows()
+    rows = run.monitor.take_rows()
     skipped = [r.values["event/text"] for r in rows if r.values.get("event/name") == "evaluation_skipped"]
     assert [str(text).split()[1] for text in skipped] == ["1", "2", "3", "4", "5"]
     backend: Any = run.loop._backend
@@ -233,13 +233,13 @@ def test_evaluation_has_its_own_engine_and_its_metrics_their_axis(model: Path, t
     engine.close()
     run = ToyRun(config, tmp_path)
     assert run.run() == "completed"
-    rows = [row.values for row in run.observer.take_rows() if row.kind == "eval"]
+    rows = [row.values for row in run.monitor.take_rows() if row.kind == "eval"]
     assert [row["eval/weight_version"] for row in rows] == [0, 3, 6]
     for row in rows:
         assert {"eval/heldout/avg@3", "eval/heldout/pass@1", "eval/heldout/pass@3"} < row.keys()
         assert "eval/heldout_greedy/avg@1" in row
         assert row["eval/heldout/pass@1"] == pytest.approx(row["eval/heldout/avg@3"])
-    status = run.observer.status
+    status = run.monitor.status
     assert [value for _, value in status.evals] == [row["eval/heldout/avg@3"] for row in rows]
 
 

@@ -47,7 +47,7 @@ def prompt_uses(path: Path) -> Counter[str]:
 
 
 def train_rows(run: ToyRun) -> list[dict[str, Any]]:
-    return [row.values for row in run.observer.take_rows() if row.kind == "train"]
+    return [row.values for row in run.monitor.take_rows() if row.kind == "train"]
 
 
 # ---------------------------------------------------------------------- bound 0 is synchronous training
@@ -159,7 +159,7 @@ def test_the_same_config_gives_the_same_ledger(model: Path, tmp_path: Path) -> N
 def test_tokens_are_conserved_in_every_row(model: Path, tmp_path: Path) -> None:
     run = ToyRun(toy_config(model, tmp_path), tmp_path)
     run.run()
-    rows = [row.values for row in run.observer.take_rows() if row.kind in ("train", "summary")]
+    rows = [row.values for row in run.monitor.take_rows() if row.kind in ("train", "summary")]
     assert len(rows) == 7
     for values in rows:
         parts = ("trained", "filtered", "aborted", "discarded", "in_flight")
@@ -282,7 +282,7 @@ def test_an_engine_that_dies_gives_its_work_back_and_is_started_again(model: Pat
     run = ToyRun(toy_config(model, tmp_path), tmp_path, make_engine=maker)
     assert run.run() == "completed"
     assert maker.made == [("i0", 1), ("i1", 1), ("i0", 2)]
-    events = [r.values["event/name"] for r in run.observer.take_rows() if r.kind == "event"]
+    events = [r.values["event/name"] for r in run.monitor.take_rows() if r.kind == "event"]
     assert "instance_down" in events
     assert audit_ledger(run.ledger).violations == ()
 
@@ -309,7 +309,7 @@ def test_a_trajectory_that_never_moves_is_masked_after_its_retries(model: Path, 
     config = toy_config(model, tmp_path, *IMPATIENT)
     run = ToyRun(config, tmp_path, make_engine=maker)
     assert run.run() == "completed"
-    rows = run.observer.take_rows()
+    rows = run.monitor.take_rows()
     told = [r.values["event/text"] for r in rows if r.values.get("event/name") == "gave_up"]
     assert len(told) == 1
     assert victim in str(told[0])

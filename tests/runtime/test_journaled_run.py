@@ -17,7 +17,7 @@ from staleflow.reporting.trace import trace_run
 from staleflow.rollout.engine import SamplingParams
 from staleflow.rollout.fake import FakeEngine, FakeScript
 from staleflow.rollout.scripted_lengths import long_tailed
-from staleflow.runtime.assembly import build_inline_loop, build_observer
+from staleflow.runtime.assembly import build_inline_loop, build_monitor
 from staleflow.runtime.start import RunPaths
 from staleflow.storage import read_journal, read_ledger
 
@@ -29,7 +29,7 @@ def journal(run: ToyRun) -> list[Line]:
 
 
 def rows(run: ToyRun, kind: str) -> list[dict[str, Any]]:
-    return [row.values for row in run.observer.take_rows() if row.kind == kind]
+    return [row.values for row in run.monitor.take_rows() if row.kind == kind]
 
 
 def engines(script: FakeScript) -> Any:
@@ -75,7 +75,7 @@ def test_every_record_has_its_time_and_times_never_fall(run: ToyRun) -> None:
 
 def test_commands_and_batches_are_as_many_as_the_rows_say(run: ToyRun) -> None:
     kinds = Counter(line["k"] for line in journal(run))
-    all_rows = run.observer.take_rows()
+    all_rows = run.monitor.take_rows()
     summary: dict[str, Any]
     (summary,) = [row.values for row in all_rows if row.kind == "summary"]
     train: list[dict[str, Any]] = [row.values for row in all_rows if row.kind == "train"]
@@ -103,7 +103,7 @@ def test_every_trajectory_has_a_life_that_ends_as_the_ledger_says(run: ToyRun) -
         if trajectory_id in trained:
             assert f"trained in step {trained[trajectory_id]} with staleness" in text
         else:
-            assert "in short: released: " in text
+            assert "summary: released: " in text
     for step in range(5):
         assert f"verdict: step {step} " in explain(folder, f"step {step}")
     count = trace_run(folder, folder / "trace.json")
@@ -145,10 +145,10 @@ def test_a_trajectory_whose_instance_broke_goes_on_elsewhere(model: Path, tmp_pa
     lines = explain(tmp_path, trajectory_id).splitlines()
     texts = [line[14:] for line in lines[1:-1]]
     at = texts.index(
-        f"i0 was lost (scripted failure at step 9): back in the trajectory server with {length} tokens"
+        f"i0 was lost (scripted failure at step 9): returned to the trajectory server with {length} tokens"
     )
-    assert texts[at - 1].startswith(("sent to i0", "i0 has taken it in"))
-    assert texts[at + 1].startswith(("sent to i1", "sent to i0"))
+    assert texts[at - 1].startswith(("routed to i0", "accepted by i0"))
+    assert texts[at + 1].startswith(("routed to i1", "routed to i0"))
     assert any(text.startswith("finished on ") for text in texts)
 
 
@@ -169,10 +169,10 @@ def test_a_trajectory_that_stalls_is_taken_back_and_given_up_at_last(model: Path
     run = ToyRun(config, tmp_path, make_engine=frozen)
     assert run.run() == "completed"
     texts = [line[14:] for line in explain(tmp_path, victim).splitlines()]
-    stall = "to be interrupted on i0: no new token for 2 s on i0"
+    stall = "Interrupt sent to i0: no new token for 2 s on i0"
     assert texts.count(stall) == 3
     assert f"given up, and masked in training: {stall.partition(': ')[2]}" in texts
-    assert "scored 0 (failed), 0.00 s after it had finished" in texts
+    assert "scored 0 (failed), 0.00 s after it finished" in texts
     assert any(text.startswith("masked in step ") for text in texts)
 
 
@@ -195,7 +195,7 @@ def test_with_the_journal_off_nothing_is_written_and_the_run_is_the_same(
         read_data(run.config),
         first_start(opening),  # type: ignore[arg-type]
         paths,
-        observer=build_observer(run.config, paths, clock),
+        monitor=build_monitor(run.config, paths, clock),
         clock=clock,
     )
     assert loop.run() == "completed"

@@ -66,7 +66,7 @@ def test_an_environment_that_answers_late_or_never(
 def test_tokens_in_flight_are_those_that_are_there(model: Path, tmp_path: Path) -> None:
     """The balance's last column is a difference; here it is counted out, every turn."""
     run = ToyRun(toy_config(model, tmp_path), tmp_path)
-    server = run.loop._server
+    server = run.loop._store
     original = run.loop._backend.poll
     seen: list[int] = []
 
@@ -118,7 +118,7 @@ def test_instances_that_can_never_pull_again_are_started_anew(model: Path, tmp_p
     run.loop._backend.poll = poll  # type: ignore[method-assign]
     assert run.run() == "completed"
     assert audit_ledger(run.ledger).violations == ()
-    events = [row.values for row in run.observer.take_rows() if row.kind == "event"]
+    events = [row.values for row in run.monitor.take_rows() if row.kind == "event"]
     downs = [str(e["event/text"]) for e in events if e["event/name"] == "instance_down"]
     assert [text.split(" was lost: ")[1].partition(" could")[2] for text in downs] == [
         " not pull for 60 s: broken transfer"
@@ -157,7 +157,7 @@ def test_a_stop_at_any_moment_ends_with_a_whole_run_folder(poll: int, model: Pat
     found = newest_whole(run.checkpoints)
     assert found is not None
     assert found[0] == report.steps
-    (summary,) = [row.values for row in run.observer.take_rows() if row.kind == "summary"]
+    (summary,) = [row.values for row in run.monitor.take_rows() if row.kind == "summary"]
     assert summary["run/reason"] == reason
     assert summary["tokens/in_flight"] == 0
 

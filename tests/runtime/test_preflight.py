@@ -58,6 +58,8 @@ def test_a_run_makes_each_check_once(model: Path, tmp_path: Path, made: Counter[
     expected = {
         "reward.verifier",
         "model.source",
+        "environment.name",
+        "coordination",
         "coordination.cost_model",
         "rollout.fake.cost_model",
         "data",
@@ -188,10 +190,10 @@ def test_gpus_that_this_machine_lacks_are_named_without_starting_ray(
 def test_simulate_plan_and_sweep_use_the_same_checks(model: Path, tmp_path: Path, made: Counter[str]) -> None:
     config = toy_config(model, tmp_path)
     assert simulation_problems(config) == []
-    assert made == {"coordination.cost_model": 1, "simulation": 1, "run folder": 1}
+    assert made == {"coordination": 1, "coordination.cost_model": 1, "simulation": 1, "run folder": 1}
     made.clear()
     prepare_plan(config)
-    assert made == {"coordination.cost_model": 1}
+    assert made == {"coordination": 1, "coordination.cost_model": 1}
     made.clear()
     prepare_sweep(config, simulated=False)
     assert made["data"] == 1
@@ -230,4 +232,4 @@ def test_a_node_reports_what_it_does_not_see(tmp_path: Path) -> None:
     )
     assert node_problem(report, paths[:1]) == ""
     old = NodeReport(version="0.0.1", missing_paths=())
-    assert node_problem(old, paths).startswith("has staleflow 0.0.1, and this is ")
+    assert node_problem(old, paths).startswith("has staleflow 0.0.1, but this is ")

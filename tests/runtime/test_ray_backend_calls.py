@@ -17,7 +17,7 @@ from toy import opening, toy_config
 from staleflow.coordination.events import InstanceJoined
 from staleflow.errors import ConfigError
 from staleflow.runtime.assembly import instance_names, part_builders
-from staleflow.runtime.backend import InstanceDown, Message, PartFailed, Scored, TrainerUp
+from staleflow.runtime.backend import InstanceDown, Message, PartFailed, RewardsReady, TrainerUp
 from staleflow.runtime.backends.ray import backend as ray_backend
 from staleflow.runtime.backends.ray import calls as ray_calls
 from staleflow.runtime.backends.ray.backend import RayBackend
@@ -96,7 +96,7 @@ class FakeRay:
 
 
 class Stage:
-    """A back end on a fake Ray and a virtual clock."""
+    """A backend on a fake Ray and a virtual clock."""
 
     def __init__(
         self, model: Path, folder: Path, ray: FakeRay, *overrides: str, placement: Placement | None = None
@@ -122,7 +122,7 @@ class Stage:
 
     def signs_of_life(self, *parts: str) -> None:
         for name in parts:
-            self.ray.last(name).ends(Scored(rewards=()) if "Reward" in name else None)
+            self.ray.last(name).ends(RewardsReady(()) if "Reward" in name else None)
 
     def until_trainer_is_up(self) -> None:
         self.ray.last("ParameterServerActor.start").ends("a handle")

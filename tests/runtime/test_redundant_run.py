@@ -35,7 +35,7 @@ def records(run: ToyRun) -> list[Record]:
 
 def values(run: ToyRun) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Train rows, and the summary."""
-    rows = run.observer.take_rows()
+    rows = run.monitor.take_rows()
     (summary,) = [row.values for row in rows if row.kind == "summary"]
     return [row.values for row in rows if row.kind == "train"], summary
 
@@ -67,8 +67,8 @@ def test_a_run_with_everything_redundant_is_clean_and_conserves_tokens(
         parts = ("trained", "filtered", "aborted", "discarded", "in_flight")
         assert row["tokens/generated"] == sum(row[f"tokens/{part}"] for part in parts)
     assert summary["tokens/in_flight"] == 0
-    assert run.loop._server._trajectories == {}
-    assert run.loop._server._rewards == {}
+    assert run.loop._store._trajectories == {}
+    assert run.loop._store._rewards == {}
     assert list(run.loop._control._trajectories.members()) == []
     assert sum(row["rollout/surplus_members"] for row in rows) > 0
 

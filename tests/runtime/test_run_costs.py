@@ -27,7 +27,7 @@ def run(model: Path, folder: Path, *overrides: str) -> ToyRun:
 def test_a_run_learns_what_its_engine_costs(model: Path, tmp_path: Path, file: Path) -> None:
     """A fake engine that follows a file, and a coordinator that starts without one."""
     made = run(model, tmp_path, f"rollout.fake.cost_model={file}")
-    rows = made.observer.take_rows()
+    rows = made.monitor.take_rows()
     errors = [row.values["coord/cost_model_error"] for row in rows if row.kind == "train"]
     assert errors[-1] < 0.1
     (summary,) = [row.values for row in rows if row.kind == "summary"]
@@ -48,5 +48,5 @@ def test_a_file_that_is_right_and_kept_has_no_error(model: Path, tmp_path: Path,
 
 def test_an_engine_that_takes_no_time_leaves_the_start_values(model: Path, tmp_path: Path) -> None:
     made = run(model, tmp_path)
-    rows = [row.values for row in made.observer.take_rows() if row.kind == "train"]
+    rows = [row.values for row in made.monitor.take_rows() if row.kind == "train"]
     assert all("coord/cost_model_error" not in row for row in rows)

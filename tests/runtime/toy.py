@@ -14,11 +14,11 @@ from staleflow.config.schema import Config
 from staleflow.data.sums import ALPHABET
 from staleflow.protocol.records import Start
 from staleflow.reward.verifiers import ScoreRequest
-from staleflow.runtime.assembly import build_inline_loop, build_observer, read_data
+from staleflow.runtime.assembly import build_inline_loop, build_monitor, read_data
 from staleflow.runtime.clock import VirtualClock
 from staleflow.runtime.loop import RunLoop
-from staleflow.runtime.observer import Observer
 from staleflow.runtime.start import RunPaths, StartPoint, first_start
+from staleflow.telemetry.monitor import RunMonitor
 
 
 def make_model_folder(folder: Path) -> Path:
@@ -101,13 +101,13 @@ class ToyRun:
             logs=folder,
             journal=self.journal,
         )
-        self.observer: Observer = build_observer(config, paths, clock)
+        self.monitor: RunMonitor = build_monitor(config, paths, clock)
         self.loop: RunLoop = build_inline_loop(
             config,
             read_data(config),
             start or first_start(opening(config)),
             paths,
-            observer=self.observer,
+            monitor=self.monitor,
             clock=clock,
             **parts,
         )

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from staleflow.coordination.events import InstanceReport
+from staleflow.data.instance_update import Delta, InstanceUpdate
 from staleflow.data.trajectory import FinishReason, Prompt, Segment
-from staleflow.rollout.engine import Delta
 from staleflow.servers.trajectory_server import TrajectoryServer
 
 
@@ -33,7 +34,9 @@ def generate(made: TrajectoryServer, trajectory: str, tokens: int) -> None:
         log_probs=np.zeros(tokens, dtype=np.float32),
         versions=np.zeros(tokens, dtype=np.int32),
     )
-    made.absorb([Delta(trajectory_id=trajectory, segment=segment, finish_reason=None)])
+    delta = Delta(trajectory_id=trajectory, segment=segment, finish_reason=None)
+    report = InstanceReport(instance="i0", incarnation=1, revision=1, version=0, acked_seq=0)
+    made.absorb(InstanceUpdate(report, (delta,)))
 
 
 def test_a_group_has_as_many_members_as_said() -> None:

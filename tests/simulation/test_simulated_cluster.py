@@ -19,9 +19,10 @@ from staleflow.coordination.stragglers import StragglerAction, StragglerRule
 from staleflow.coordination.synchronization import NaiveSynchronization
 from staleflow.errors import RunFailed, UserError
 from staleflow.protocol.records import LastBatch
+from staleflow.runtime.assembly.simulated import StopAfter
 from staleflow.runtime.backend import Message
 from staleflow.runtime.backends.simulated import SimulatedBackend
-from staleflow.runtime.simulate import StopAfter, simulate
+from staleflow.runtime.simulate import simulate
 from staleflow.simulation.response_lengths import fixed, lognormal
 from staleflow.simulation.result import SimulationResult
 from staleflow.simulation.settings import ClusterSettings, Outage, Slowdown, TrainerCosts

@@ -6,7 +6,7 @@ import math
 
 from staleflow.coordination.actions import Command, Interrupt, Pull, Route
 from staleflow.coordination.cost_model import CostModel
-from staleflow.rollout.instance import InstanceUpdate
+from staleflow.data.instance_update import InstanceUpdate
 from staleflow.simulation.event_queue import EventQueue
 from staleflow.simulation.fleet import FleetMessage, SimulatedFleet
 from staleflow.simulation.response_lengths import fixed

@@ -15,7 +15,8 @@ from staleflow.config import Config, load_config
 from staleflow.errors import EXIT_INTERRUPTED, RunFolderError, UserError
 from staleflow.reporting.explain import explain
 from staleflow.reporting.report import comparison
-from staleflow.runtime.simulated import SimulatedSession, simulate_run
+from staleflow.runtime.launch_simulation import simulate_run
+from staleflow.runtime.session import ThreadSession
 from staleflow.storage.journal import read_journal
 
 SMALL = (
@@ -159,7 +160,7 @@ def test_the_report_says_that_it_is_simulated_and_with_what(tmp_path: Path) -> N
     page = (folder / "report.html").read_text()
     assert "simulated · policy staleflow" in page
     assert "roofline of qwen2.5-14b on H20, 4 instances, 4 GPUs generate, 12 train" in page
-    assert all(f"<th>{name}</th>" in page for name in ("rollout peak", "trainer peak", "latency bound"))
+    assert all(f"<th>{name}</th>" in page for name in ("rollout limit", "trainer limit", "latency limit"))
     figures = comparison([folder])["groups"][0]["figures"]
     assert 0.2 < figures["bound_share"]["median"] < 1.0
     bounds = json.loads((folder / "simulation.json").read_text())["bounds"]
@@ -191,7 +192,7 @@ def test_explain_tells_a_simulated_life(tmp_path: Path) -> None:
     )
     story = explain(folder, lost["back"][0][0])
     assert "instance-0 was lost" in story
-    assert "in short: trained in step" in story
+    assert "summary: trained in step" in story
     assert "verdict" in explain(folder, "step 2")
 
 
@@ -227,14 +228,14 @@ def test_a_stop_finishes_the_step_and_ends_with_a_clean_ledger(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps: list[int] = []
-    look = SimulatedSession.look
+    look = ThreadSession.look
 
-    def stop_soon(session: SimulatedSession, timeout_s: float) -> Any:
+    def stop_soon(session: ThreadSession, timeout_s: float) -> Any:
         session.request_stop()
         steps.append(1)
         return look(session, timeout_s)
 
-    monkeypatch.setattr(SimulatedSession, "look", stop_soon)
+    monkeypatch.setattr(ThreadSession, "look", stop_soon)
     assert simulate_run(config(tmp_path, "run.steps=5000"), clean=False) == EXIT_INTERRUPTED
     assert audit_ledger(tmp_path / "s").ok
     assert rows(tmp_path / "s", "summary")[0]["run/reason"] == "interrupted"
@@ -243,7 +244,7 @@ def test_a_stop_finishes_the_step_and_ends_with_a_clean_ledger(
 def test_rows_of_the_instances_stay_few_however_long_it_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("staleflow.runtime.simulated.SAMPLES_BEFORE_DOUBLING", 10)
+    monkeypatch.setattr("staleflow.runtime.assembly.simulated.SAMPLES_BEFORE_DOUBLING", 10)
     folder = simulated(tmp_path, "run.steps=30")
     seconds = rows(folder, "summary")[0]["run/seconds"]
     assert seconds > 100

@@ -245,7 +245,7 @@ def test_plain_is_one_line_a_step_an_evaluation_and_an_event() -> None:
     assert out.getvalue().splitlines() == [
         "demo: policy staleflow, η 1, 40 steps",
         "starting at 0:02",
-        "step 3/40  staleness 1 (mean 0.25)  reward 0.625  waited s 0.50  at 1:15",
+        "step 3/40  staleness 1 (mean 0.25)  reward 0.625  waited 0.50 s  at 1:15",
         "eval v4  heldout/avg@1 0.500",
         "verifier killed: [bold]over 5 s",
         "done: 40 steps in 2:00 (completed)",

@@ -20,9 +20,9 @@ def lines(path: Path) -> list[dict[str, object]]:
 
 def test_a_row_is_one_line_and_is_on_disk_before_the_sink_is_closed(tmp_path: Path) -> None:
     sink = JsonlSink(tmp_path / "metrics.jsonl")
-    sink.write(Row(kind="train", time=12.5, values={"train/step": 3, "train/loss": 0.25, "note": "é"}))
+    sink.write(Row(kind="train", time=12.5, values={"train/step": 3, "train/loss": 0.25, "train/note": "é"}))
     assert lines(tmp_path / "metrics.jsonl") == [
-        {"kind": "train", "time": 12.5, "train/step": 3, "train/loss": 0.25, "note": "é"}
+        {"kind": "train", "time": 12.5, "train/step": 3, "train/loss": 0.25, "train/note": "é"}
     ]
     sink.close()
     sink.close()
@@ -40,24 +40,33 @@ def test_opening_again_appends(tmp_path: Path) -> None:
 def test_what_is_not_finite_becomes_null_and_the_line_is_strict_json(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     sink = JsonlSink(path)
-    values = {"a": float("nan"), "b": float("inf"), "c": float("-inf"), "d": float(np.float32("nan"))}
-    sink.write(Row(kind="event", time=0.0, values={**values, "e": 1.0}))
+    values = {
+        "a": float("nan"),
+        "b": float("inf"),
+        "c": float("-inf"),
+        "d": float(np.float32("nan")),
+        "e": 1.0,
+    }
+    sink.write(Row(kind="train", time=0.0, values={f"train/{name}": value for name, value in values.items()}))
     sink.close()
 
     def refuse(name: str) -> None:
         raise AssertionError(f"{name} is not JSON")
 
     line = json.loads(path.read_text(), parse_constant=refuse)
-    assert line == {"kind": "event", "time": 0.0, "a": None, "b": None, "c": None, "d": None, "e": 1.0}
+    expected = {"a": None, "b": None, "c": None, "d": None, "e": 1.0}
+    assert line == {"kind": "train", "time": 0.0, **{f"train/{name}": v for name, v in expected.items()}}
 
 
 def test_numpy_numbers_are_written_as_numbers(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     sink = JsonlSink(path)
-    values: dict[str, Any] = {"i": np.int64(7), "f": np.float32(0.5), "n": np.float32("inf")}
-    sink.write(Row(kind="event", time=0.0, values=values))
+    values: dict[str, Any] = {
+        "train/i": np.int64(7), "train/f": np.float32(0.5), "train/n": np.float32("inf"),
+    }  # fmt: skip
+    sink.write(Row(kind="train", time=0.0, values=values))
     sink.close()
-    assert lines(path) == [{"kind": "event", "time": 0.0, "i": 7, "f": 0.5, "n": None}]
+    assert lines(path) == [{"kind": "train", "time": 0.0, "train/i": 7, "train/f": 0.5, "train/n": None}]
 
 
 def test_a_line_torn_by_a_kill_does_not_swallow_the_next_row(tmp_path: Path) -> None:

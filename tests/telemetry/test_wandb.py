@@ -14,8 +14,9 @@ from typing import Any
 import psutil
 import pytest
 
+from staleflow.telemetry.catalogue import AXES
 from staleflow.telemetry.rows import Row
-from staleflow.telemetry.wandb import AXES, METRICS, WandbSink, open_wandb
+from staleflow.telemetry.wandb import METRICS, WandbSink, open_wandb
 
 
 class FakeRun:

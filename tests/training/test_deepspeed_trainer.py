@@ -22,6 +22,7 @@ from staleflow.training.models import load_model
 pytest.importorskip("deepspeed")
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning"),
     pytest.mark.timeout(240),
 ]
@@ -153,10 +154,12 @@ def test_a_gradient_that_is_not_finite_and_a_batch_without_signal_change_nothing
     broken = member("g", 0, [4, 5], 1.0, log_probs=[math.nan, -1.0])
     result = ours.train(TrainBatch(step=1, groups=((broken, member("g", 1, [6], 0.0)),)))
     assert result.metrics["train/skipped_updates"] == 1.0
+    assert result.metrics["train/nonfinite_updates"] == 1.0
     assert not math.isfinite(result.metrics["train/grad_norm"])
     equal = tuple(member("g", m, [4, 5], 1.0) for m in range(3))
     result = ours.train(TrainBatch(step=2, groups=(equal,)))
     assert result.metrics["train/skipped_updates"] == 1.0
+    assert result.metrics["train/nonfinite_updates"] == 0.0
     assert ours.train(TrainBatch(step=3, groups=())).version == 4
     after = arrays(ours)
     assert all(np.array_equal(before[name], after[name]) for name in before)

@@ -200,6 +200,7 @@ def test_a_batch_without_signal_advances_the_version_and_leaves_the_weights(mode
     assert all(math.isfinite(value) for value in result.metrics.values()), result.metrics
     assert result.metrics["train/informative_ratio"] == 0.0
     assert result.metrics["train/skipped_updates"] == float(bool(groups))
+    assert result.metrics["train/nonfinite_updates"] == 0.0
     assert unchanged(model, before)
 
 
@@ -209,6 +210,7 @@ def test_an_update_with_a_gradient_that_is_not_finite_is_skipped_and_counted(mod
     before = copy_of(model)
     result = trainer.train(TrainBatch(step=0, groups=((broken, member("g", 1, [6], 0.0)),)))
     assert result.metrics["train/skipped_updates"] == 1.0
+    assert result.metrics["train/nonfinite_updates"] == 1.0
     assert not math.isfinite(result.metrics["train/grad_norm"])
     assert trainer.version == 1
     assert unchanged(model, before)

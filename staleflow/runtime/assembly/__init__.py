@@ -10,6 +10,7 @@ from staleflow.runtime.assembly.control import (
     build_policy,
     build_trajectory_server,
     kept_bound,
+    opening_record,
 )
 from staleflow.runtime.assembly.data import (
     DEFAULT_CONTEXT,
@@ -31,7 +32,7 @@ from staleflow.runtime.assembly.engines import (
 )
 from staleflow.runtime.assembly.inline import build_inline_loop, build_inline_session
 from staleflow.runtime.assembly.loop import build_journal, build_loop, build_monitor
-from staleflow.runtime.assembly.plugins import part_checks
+from staleflow.runtime.assembly.plugins import coordination_checks, part_checks
 from staleflow.runtime.assembly.ray_run import (
     build_cluster,
     build_ray_session,
@@ -45,6 +46,7 @@ from staleflow.runtime.assembly.scoring import (
     evaluating,
     instance_names,
 )
+from staleflow.runtime.assembly.sinks import build_sinks
 from staleflow.runtime.assembly.training import (
     build_critic,
     build_objective,
@@ -76,12 +78,14 @@ __all__ = [
     "build_pool",
     "build_ray_session",
     "build_reference",
+    "build_sinks",
     "build_source",
     "build_tokenizer",
     "build_trainer",
     "build_trajectory_server",
     "check_deepspeed",
     "check_local_gpus",
+    "coordination_checks",
     "evaluating",
     "held_out_prompts",
     "initial_weights",
@@ -89,6 +93,7 @@ __all__ = [
     "kept_bound",
     "limit_threads",
     "max_model_len",
+    "opening_record",
     "part_builders",
     "part_checks",
     "read_data",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from staleflow.config.schema import Config
 from staleflow.coordination.batches import BatchSettings
@@ -19,13 +19,19 @@ from staleflow.data.schedule import PromptSchedule
 from staleflow.data.sources import PromptSource
 from staleflow.data.trajectory import Prompt
 from staleflow.protocol.buffer import StalenessBuffer
+from staleflow.protocol.records import Start
+from staleflow.registry import make_named
 from staleflow.runtime.start import StartPoint
 from staleflow.servers.trajectory_server import TrajectoryServer
 from staleflow.storage.cost_file import load_cost_model
 from staleflow.training.filtering import is_uninformative
 
-if TYPE_CHECKING:
-    pass
+STRATEGY_METHODS = {
+    "routing": ("route",),
+    "synchronization": ("synchronize", "after_routing"),
+    "migration": ("migrate",),
+}
+"""The methods of `RoutingStrategy`, `SynchronizationStrategy` and `MigrationStrategy`."""
 
 
 def build_control(
@@ -83,15 +89,16 @@ def kept_bound(config: Config) -> int:
 
 
 def build_policy(config: Config) -> Coordinator:
-    """The coordinator of the config's policy, with the strategies that the config puts in their place."""
+    """The coordinator of the config's policy, with the strategies that the config puts in their place.
+
+    Raises ConfigError when one of the user's own cannot be made.
+    """
     coordination, rollout = config.coordination, config.rollout
     routing, migration = coordination.routing, coordination.migration
     return build_coordinator(
         coordination.policy,
         PolicySettings(
-            routing=routing.strategy,
-            synchronization=coordination.synchronization.strategy,
-            migration=migration.strategy,
+            **{part: _strategy(config, part) for part in STRATEGY_METHODS},
             mu=routing.mu,
             kv_headroom=routing.kv_headroom,
             max_per_instance=routing.max_per_instance or rollout.max_running,
@@ -105,6 +112,15 @@ def build_policy(config: Config) -> Coordinator:
             recompute=rollout.on_pull == "recompute",
         ),
     )
+
+
+def _strategy(config: Config, part: str) -> Any:
+    """A strategy's name, or one of the user's own."""
+    section = getattr(config.coordination, part)
+    if section.strategy is None or "." not in section.strategy:
+        return section.strategy
+    key = f"coordination.{part}.strategy"
+    return make_named(key, section.strategy, {}, section.options, STRATEGY_METHODS[part])
 
 
 def build_trajectory_server(config: Config, source: PromptSource, start: StartPoint) -> TrajectoryServer:
@@ -125,4 +141,15 @@ def build_trajectory_server(config: Config, source: PromptSource, start: StartPo
         members=data.group_size + config.redundancy.members,
         max_new_tokens=config.rollout.max_new_tokens,
         attempt=start.group_attempt,
+    )
+
+
+def opening_record(config: Config) -> Start:
+    """The first record of the ledger."""
+    return Start(
+        bound=kept_bound(config),
+        batch_size=config.data.batch_size,
+        group_size=config.data.group_size,
+        last_batch=config.data.last_batch,
+        spare_limit=config.redundancy.groups,
     )

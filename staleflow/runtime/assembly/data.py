@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from staleflow.config.schema import Config
 from staleflow.data.chat import ChatFormat
@@ -16,9 +16,6 @@ from staleflow.data.trajectory import Prompt, Trajectory
 from staleflow.errors import ConfigError
 from staleflow.reward.verifiers import ScoreRequest
 from staleflow.training.models import context_length, model_folder
-
-if TYPE_CHECKING:
-    pass
 
 DEFAULT_CONTEXT = 1 << 20
 """Tokens, for a model whose config names no limit."""

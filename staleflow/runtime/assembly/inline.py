@@ -63,6 +63,7 @@ def build_inline_loop(
         scorer = build_inline_scorer(config)
         log = paths.logs / "evaluator.engine.log"
         evaluator = build_evaluator(config, data.tokenizer, data.held_out, scorer, log=log)
+    transport = "memory" if config.cluster.transport == "auto" else config.cluster.transport
     environments = build_inline_environments(config, environment)
     backend = InlineBackend(
         instances=instance_names(config),
@@ -75,7 +76,7 @@ def build_inline_loop(
         scorer=build_inline_scorer(config),
         request=scoring_request(data.tokenizer),
         evaluator=evaluator,
-        weights=ParameterServer("memory", run_name=paths.name).handle,
+        weights=ParameterServer(transport, run_name=paths.name, **config.cluster.transport_options).handle,
         clock=clock,
         environments=environments,
         pace=pace,

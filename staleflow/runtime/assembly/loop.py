@@ -11,7 +11,8 @@ from staleflow.runtime.assembly.control import build_control, build_trajectory_s
 from staleflow.runtime.assembly.environments import has_turns
 from staleflow.runtime.backend import Backend
 from staleflow.runtime.clock import Clock
-from staleflow.runtime.loop import LoopSettings, RunLoop
+from staleflow.runtime.loop import RunLoop
+from staleflow.runtime.loop_settings import LoopSettings
 from staleflow.runtime.start import RunPaths, StartPoint
 from staleflow.storage.ledger import LedgerWriter
 from staleflow.telemetry.events import EventStream
@@ -69,7 +70,8 @@ def build_monitor(
         bound=kept_bound(config),
         steps=config.run.steps,
         longest_response=config.rollout.max_new_tokens,
-        clock=clock,
+        now=clock.now,
+        wall=clock.wall,
         intervals=intervals,
         redraw=redraw,
         has_rewards=has_rewards,

@@ -11,10 +11,12 @@ from staleflow.config.schema import Config
 from staleflow.errors import ConfigError
 from staleflow.registry import load_named
 from staleflow.reward.verifiers import load_verifier
-from staleflow.runtime.assembly.control import build_costs
+from staleflow.runtime.assembly.control import build_costs, build_policy
 from staleflow.runtime.assembly.engines import fake_costs
+from staleflow.runtime.assembly.environments import build_environment
 from staleflow.runtime.assembly.scoring import evaluating
 from staleflow.runtime.assembly.training import check_deepspeed
+from staleflow.telemetry.sinks import SINKS
 from staleflow.training.models import model_folder
 from staleflow.training.smollm2 import DEFAULT_FOLDER
 
@@ -38,6 +40,12 @@ def part_checks(config: Config) -> Iterator[PartCheck]:
         yield "training.trainer", partial(_check_callable, "trainer", training.trainer)
     if training.algorithm not in ALGORITHMS:
         yield "training.algorithm", partial(_check_algorithm, training.algorithm, training.trainer)
+    if "." in config.cluster.transport:
+        yield "cluster.transport", partial(_check_callable, "cluster.transport", config.cluster.transport)
+    for number, sink in enumerate(config.telemetry.sinks):
+        key = f"telemetry.sinks[{number}].name"
+        yield key, partial(load_named, key, sink.name, SINKS)
+    yield "environment.name", partial(build_environment, config)
     yield "reward.verifier", partial(load_verifier, config.reward.verifier)
     for key, folder, is_read in (
         ("model.source", config.model.source, True),
@@ -48,8 +56,14 @@ def part_checks(config: Config) -> Iterator[PartCheck]:
             yield key, partial(_check_model, key, folder)
     if config.model.tokenizer is not None:
         yield "model.tokenizer", partial(_check_tokenizer, config.model.tokenizer)
-    yield "coordination.cost_model", partial(build_costs, config)
+    yield from coordination_checks(config)
     yield "rollout.fake.cost_model", partial(fake_costs, config)
+
+
+def coordination_checks(config: Config) -> Iterator[PartCheck]:
+    """Those of them that concern simulated runs and plans as well."""
+    yield "coordination", partial(build_policy, config)
+    yield "coordination.cost_model", partial(build_costs, config)
 
 
 def _engines(config: Config) -> Iterator[tuple[str, str]]:

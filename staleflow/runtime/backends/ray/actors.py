@@ -21,9 +21,10 @@ from typing import Any
 from staleflow.config.schema import Config
 from staleflow.coordination.actions import Command, Pull
 from staleflow.coordination.events import InstanceJoined
+from staleflow.data.instance_update import InstanceUpdate
 from staleflow.data.trajectory import Trajectory
 from staleflow.errors import EngineError, TransportError
-from staleflow.rollout.instance import InstanceUpdate, RolloutInstance
+from staleflow.rollout.instance import RolloutInstance
 from staleflow.runtime.backend import RewardsReady
 from staleflow.runtime.backends.ray.builders import PartBuilders
 from staleflow.servers.directory import WeightDirectory
@@ -56,10 +57,10 @@ class ParameterServerActor:
     def __init__(self, logs: Path) -> None:
         log_to(logs, "parameter_server")
 
-    def start(self, run_name: str, directory: str | None) -> Handle:
+    def start(self, run_name: str, transport: str, options: Mapping[str, Any]) -> Handle:
         """Create the storage; returns the handle for the other processes."""
-        options: dict[str, Any] = {} if directory is None else {"directory": directory}
-        self._server = ParameterServer("shared_memory", run_name=run_name, guarded=True, **options)
+        given = {name: value for name, value in options.items() if value is not None}
+        self._server = ParameterServer(transport, run_name=run_name, **given)
         return self._server.handle
 
     def live(self, wait_s: float) -> None:

@@ -112,9 +112,14 @@ class RayBackend:
     def _start_server(self) -> None:
         cluster, places = self._config.cluster, self._placement.options("servers")
         transport = cluster.transport
-        if transport == "shared_memory" or (transport == "auto" and cluster.address is None):
+        if transport == "auto":
+            transport = "shared_memory" if cluster.address is None else "auto"
+        if transport == "shared_memory" or "." in transport:
             self._server = _actor(ParameterServerActor, places, life=1).remote(self._logs)
-            start = self._server.start.remote(self._run_name, cluster.shared_memory_dir)
+            options = cluster.transport_options
+            if transport == "shared_memory":
+                options = {"guarded": True, "directory": cluster.shared_memory_dir}
+            start = self._server.start.remote(self._run_name, transport, options)
         else:
             self._server = _actor(WeightDirectoryActor, places, **DIRECTORY_GROUPS).remote(self._logs)
             start = self._server.start.remote(
@@ -264,7 +269,7 @@ class RayBackend:
         self._calls.expect(call, "the rewards", scored, limit_s=limit_s)
 
     def _await_life(self) -> None:
-        """Watch the parameter server: when its process dies, another run may remove the storage."""
+        """Ask for signs of life: the storage of the weights is removed when its owner's process dies."""
 
         def alive(_: None) -> list[Message]:
             self._await_life()
