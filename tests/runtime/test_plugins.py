@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -62,6 +61,9 @@ class Transport(MemoryTransport):
     def __init__(self, *, run_name, color):
         super().__init__(run_name=run_name)
         USED[f"transport {color}"] += 1
+
+    def close(self):
+        USED["transport closed"] += 1
 
 
 class Sink:
@@ -205,6 +207,7 @@ def test_a_run_of_parts_from_elsewhere(outside: Path, model: Path, tmp_path: Pat
     parts = used()
     assert parts.pop("trainer") == 2
     assert parts.pop("transport red") == 1
+    assert parts.pop("transport closed") >= 1
     assert parts.pop("sink closed") == 1
     assert parts.pop("source") >= 64
     assert parts.keys() == {"routing mine", "synchronization", "migration", "environment", "engine"}
@@ -237,15 +240,6 @@ def simulated(folder: Path, *overrides: str) -> Config:
         {},
         simulated=True,
     )
-
-
-def test_the_strategy_of_the_documentation_works(outside: Path, tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
-    (code,) = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "Emptiest" in block]
-    (outside / "documented.py").write_text(code)
-    config = simulated(tmp_path, "coordination.routing.strategy=documented.Emptiest")
-    assert simulate_run(config, clean=False) == 0
-    assert audit_ledger(tmp_path / "s").violations == ()
 
 
 def test_a_run_whose_sink_fails_goes_on_and_says_so_once(outside: Path, model: Path, tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def build_inline_loop(
         scorer=build_inline_scorer(config),
         request=scoring_request(data.tokenizer),
         evaluator=evaluator,
-        weights=ParameterServer(transport, run_name=paths.name, **config.cluster.transport_options).handle,
+        weights=ParameterServer(transport, run_name=paths.name, **config.cluster.transport_options),
         clock=clock,
         environments=environments,
         pace=pace,

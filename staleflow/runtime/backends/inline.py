@@ -29,7 +29,7 @@ from staleflow.runtime.backend import (
 )
 from staleflow.runtime.clock import Clock
 from staleflow.runtime.evaluation import Evaluator, Scorer
-from staleflow.servers.transport import Handle, Lease
+from staleflow.servers.transport import Lease, Transport
 from staleflow.telemetry.events import CheckpointSaved, Evaluated, InstanceDown, WeightsPushed
 from staleflow.training.trainer import Trainer
 
@@ -67,7 +67,7 @@ class InlineBackend:
         scorer: Scorer,
         request: Callable[[Trajectory], ScoreRequest],
         evaluator: Evaluator | None,
-        weights: Handle,
+        weights: Transport,
         clock: Clock,
         environments: Environments | None = None,
         pace: InlinePace | None = None,
@@ -88,8 +88,8 @@ class InlineBackend:
         self._evaluator = evaluator
         self._clock = clock
         self._pace = pace or InlinePace()
-        self._handle = weights
-        self._publisher = weights.publisher()
+        self._weights = weights
+        self._publisher = weights.handle.publisher()
         self._held: dict[int, Lease] = {}
         self._instances: dict[str, RolloutInstance] = {}
         self._engines: dict[str, Engine] = {}
@@ -179,6 +179,7 @@ class InlineBackend:
             lease.release()
         self._held.clear()
         self._publisher.close()
+        self._weights.close()
         self._trainer.close()
         self._scorer.close()
         if self._environments is not None:
@@ -189,7 +190,7 @@ class InlineBackend:
     def _start_instance(self, name: str) -> None:
         incarnation = self._incarnations[name] = self._incarnations.get(name, 0) + 1
         engine = self._make_engine(name, incarnation)
-        subscriber = self._handle.subscriber()
+        subscriber = self._weights.handle.subscriber()
         with subscriber.lease() as lease:
             engine.load_weights(lease.tensors, lease.version, self._on_pull)
         self._engines[name] = engine
