@@ -22,7 +22,7 @@ from staleflow.data.environment import Answer, Failed, Waiting
 from staleflow.data.trajectory import FinishReason
 from staleflow.runtime.backend import P, TrajectoryStore
 from staleflow.runtime.clock import Clock
-from staleflow.telemetry.events import EventStream, GivenUp
+from staleflow.telemetry.events import EnvironmentAnswered, EnvironmentsAsked, EventStream, GivenUp
 
 ASK_AGAIN_S = 0.05
 """An environment that answers later is asked again this often: far below what a person or a tool takes."""
@@ -62,6 +62,7 @@ class TurnEnds(Generic[P]):
 
     def answered(self, trajectory_id: str, answer: Answer) -> P | None:
         """The environment has answered. Returns the trajectory if it is complete."""
+        self._stream.emit(EnvironmentAnswered, trajectory_id)
         if trajectory_id not in self._asked:
             return None
         if self._store.find(trajectory_id) is None:
@@ -104,4 +105,8 @@ class TurnEnds(Generic[P]):
             due.append(self._again.popleft()[1])
         self.next_at = self._again[0][0] if self._again else math.inf
         found = [self._store.find(t) for t in due if t in self._asked]
-        return [t for t in found if t is not None]
+        taken = [t for t in found if t is not None]
+        first = [t.trajectory_id for t in taken if not self._asked[t.trajectory_id]]
+        if first:
+            self._stream.emit(EnvironmentsAsked, first)
+        return taken

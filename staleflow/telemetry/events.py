@@ -112,6 +112,20 @@ class InstanceDown:
 # ---------------------------------------------------------------------- trajectories
 
 
+class EnvironmentsAsked(NamedTuple):
+    """Environments are asked what follows, for the first time after a turn. EnvironmentAnswered comes for
+    each.
+    """
+
+    trajectory_ids: Sequence[str]
+
+
+class EnvironmentAnswered(NamedTuple):
+    """An environment has answered, or failed to; after Waiting it is asked, and answers, again."""
+
+    trajectory_id: str
+
+
 class GenerationEnded(NamedTuple):
     """A trajectory is complete, or given up."""
 
@@ -246,6 +260,8 @@ RunEvent = (
     | GroupsDrawn
     | WaitingExternal
     | TurnGiven
+    | EnvironmentsAsked
+    | EnvironmentAnswered
     | GenerationEnded
     | RewardReceived
     | Released

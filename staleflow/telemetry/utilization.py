@@ -17,6 +17,8 @@ from staleflow.protocol.lifecycle import TrajectoryState
 from staleflow.telemetry.events import (
     BatchTaken,
     CommandSent,
+    EnvironmentAnswered,
+    EnvironmentsAsked,
     Handlers,
     InstanceDown,
     PhaseBegan,
@@ -34,7 +36,7 @@ FEW_RUNNING = 0.25
 Cause = Literal["rollout", "longest", "reward", "pull", "routing", "environment"]
 """rollout: the instances are at work; longest: few trajectories still run; reward: more trajectories are
 being scored than run; pull: at least half of the instances load weights; routing: nothing runs, is scored or
-loaded; environment: answers from outside are awaited."""
+loaded; environment: more wait for their environment than run or are scored."""
 _SIDES = (
     "step_s",
     "instances_s",
@@ -67,6 +69,8 @@ class TimeUse:
         self._moment = _Moment()
         self._most_running = 0
         self._pulls: dict[str, int] = {}
+        self._asked: set[str] = set()
+        """Trajectories with their environment, which Control counts as generated until it says Waiting."""
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self.idle_s_total = 0.0
         """Instance seconds with nothing running, in this attempt."""
@@ -79,6 +83,8 @@ class TimeUse:
             CommandSent: self._sent,
             ReportReceived: self._reported,
             InstanceDown: self._down,
+            EnvironmentsAsked: lambda event: self._asked.update(event.trajectory_ids),
+            EnvironmentAnswered: lambda event: self._asked.discard(event.trajectory_id),
             BatchTaken: lambda _: self._training(True),
             StepTrained: lambda _: self._training(False),
             TurnEnded: self._turned,
@@ -146,8 +152,9 @@ class TimeUse:
     def _cause(self) -> Cause:
         """For what a batch is missing at this moment, whether or not the trainer waits for one."""
         count = self._view.count
-        running, scoring = count(TrajectoryState.RUNNING), count(TrajectoryState.GENERATED)
-        outside = count(TrajectoryState.WAITING_EXTERNAL)
+        running, asked = count(TrajectoryState.RUNNING), len(self._asked)
+        scoring = count(TrajectoryState.GENERATED) - asked
+        outside = count(TrajectoryState.WAITING_EXTERNAL) + asked
         self._most_running = max(self._most_running, running)
         if self._pulls and 2 * len(self._pulls) >= len(self._view.instances()):
             return "pull"

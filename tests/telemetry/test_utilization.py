@@ -12,6 +12,8 @@ from staleflow.protocol.lifecycle import TrajectoryState
 from staleflow.telemetry.events import (
     BatchTaken,
     CommandSent,
+    EnvironmentAnswered,
+    EnvironmentsAsked,
     InstanceDown,
     PhaseBegan,
     RunBegan,
@@ -139,6 +141,20 @@ def test_the_trainer_waits_for_what_a_batch_is_missing(picture: Picture, cause: 
     timed.look(0.1, picture)
     timed.take(0.1)
     assert timed.waits(3.1) == {cause: pytest.approx(3.0)}
+
+
+def test_what_is_with_its_environment_is_not_being_scored() -> None:
+    """Three have ended their turn: `a` is with its environment for 2 s, `b` for 5 s, then it is to wait."""
+    timed = Timed()
+    timed.tell(0.0, EnvironmentsAsked(["a", "b"]))
+    timed.look(0.0, Picture(0, scoring=3))  # 2 outside, 1 scored
+    timed.tell(2.0, EnvironmentAnswered("a"))
+    timed.look(2.0, Picture(0, scoring=3))  # 1 outside, 2 scored
+    timed.tell(5.0, EnvironmentAnswered("b"))
+    timed.look(5.0, Picture(0, scoring=1, outside=1))
+    timed.tell(6.0, EnvironmentAnswered("b"))  # asked again
+    timed.look(6.0, Picture(0, scoring=1, outside=2))
+    assert timed.waits(7.0) == {"environment": pytest.approx(2 + 1), "reward": pytest.approx(3 + 1)}
 
 
 def test_instances_that_load_weights_are_what_is_waited_for_until_they_say_so() -> None:
