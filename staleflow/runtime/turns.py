@@ -22,7 +22,7 @@ from staleflow.data.environment import Answer, Failed, Waiting
 from staleflow.data.trajectory import FinishReason
 from staleflow.runtime.backend import P, TrajectoryStore
 from staleflow.runtime.clock import Clock
-from staleflow.telemetry.events import EnvironmentAnswered, EnvironmentsAsked, EventStream, GivenUp
+from staleflow.telemetry.events import BackFromEnvironment, EventStream, GivenUp, LeftForEnvironment
 
 ASK_AGAIN_S = 0.05
 """An environment that answers later is asked again this often: far below what a person or a tool takes."""
@@ -62,7 +62,7 @@ class TurnEnds(Generic[P]):
 
     def answered(self, trajectory_id: str, answer: Answer) -> P | None:
         """The environment has answered. Returns the trajectory if it is complete."""
-        self._stream.emit(EnvironmentAnswered, trajectory_id)
+        self._stream.emit(BackFromEnvironment, trajectory_id)
         if trajectory_id not in self._asked:
             return None
         if self._store.find(trajectory_id) is None:
@@ -108,5 +108,5 @@ class TurnEnds(Generic[P]):
         taken = [t for t in found if t is not None]
         first = [t.trajectory_id for t in taken if not self._asked[t.trajectory_id]]
         if first:
-            self._stream.emit(EnvironmentsAsked, first)
+            self._stream.emit(LeftForEnvironment, first)
         return taken

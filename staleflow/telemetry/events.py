@@ -112,16 +112,14 @@ class InstanceDown:
 # ---------------------------------------------------------------------- trajectories
 
 
-class EnvironmentsAsked(NamedTuple):
-    """Environments are asked what follows, for the first time after a turn. EnvironmentAnswered comes for
-    each.
-    """
+class LeftForEnvironment(NamedTuple):
+    """Environments are asked what follows a turn. BackFromEnvironment comes for each trajectory."""
 
     trajectory_ids: Sequence[str]
 
 
-class EnvironmentAnswered(NamedTuple):
-    """An environment has answered, or failed to; after Waiting it is asked, and answers, again."""
+class BackFromEnvironment(NamedTuple):
+    """An environment has answered, or failed to. After Waiting it is asked again, and this event repeats."""
 
     trajectory_id: str
 
@@ -260,8 +258,8 @@ RunEvent = (
     | GroupsDrawn
     | WaitingExternal
     | TurnGiven
-    | EnvironmentsAsked
-    | EnvironmentAnswered
+    | LeftForEnvironment
+    | BackFromEnvironment
     | GenerationEnded
     | RewardReceived
     | Released

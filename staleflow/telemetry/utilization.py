@@ -15,12 +15,12 @@ from staleflow.coordination.actions import Pull
 from staleflow.coordination.view import ControlView
 from staleflow.protocol.lifecycle import TrajectoryState
 from staleflow.telemetry.events import (
+    BackFromEnvironment,
     BatchTaken,
     CommandSent,
-    EnvironmentAnswered,
-    EnvironmentsAsked,
     Handlers,
     InstanceDown,
+    LeftForEnvironment,
     PhaseBegan,
     ReportReceived,
     RunBegan,
@@ -83,8 +83,8 @@ class TimeUse:
             CommandSent: self._sent,
             ReportReceived: self._reported,
             InstanceDown: self._down,
-            EnvironmentsAsked: lambda event: self._asked.update(event.trajectory_ids),
-            EnvironmentAnswered: lambda event: self._asked.discard(event.trajectory_id),
+            LeftForEnvironment: lambda event: self._asked.update(event.trajectory_ids),
+            BackFromEnvironment: lambda event: self._asked.discard(event.trajectory_id),
             BatchTaken: lambda _: self._training(True),
             StepTrained: lambda _: self._training(False),
             TurnEnded: self._turned,

@@ -10,11 +10,11 @@ from scripted_events import Time, received, report, teller
 from staleflow.coordination.actions import Pull
 from staleflow.protocol.lifecycle import TrajectoryState
 from staleflow.telemetry.events import (
+    BackFromEnvironment,
     BatchTaken,
     CommandSent,
-    EnvironmentAnswered,
-    EnvironmentsAsked,
     InstanceDown,
+    LeftForEnvironment,
     PhaseBegan,
     RunBegan,
     StepTrained,
@@ -146,13 +146,13 @@ def test_the_trainer_waits_for_what_a_batch_is_missing(picture: Picture, cause: 
 def test_what_is_with_its_environment_is_not_being_scored() -> None:
     """Three have ended their turn: `a` is with its environment for 2 s, `b` for 5 s, then it is to wait."""
     timed = Timed()
-    timed.tell(0.0, EnvironmentsAsked(["a", "b"]))
+    timed.tell(0.0, LeftForEnvironment(["a", "b"]))
     timed.look(0.0, Picture(0, scoring=3))  # 2 outside, 1 scored
-    timed.tell(2.0, EnvironmentAnswered("a"))
+    timed.tell(2.0, BackFromEnvironment("a"))
     timed.look(2.0, Picture(0, scoring=3))  # 1 outside, 2 scored
-    timed.tell(5.0, EnvironmentAnswered("b"))
+    timed.tell(5.0, BackFromEnvironment("b"))
     timed.look(5.0, Picture(0, scoring=1, outside=1))
-    timed.tell(6.0, EnvironmentAnswered("b"))  # asked again
+    timed.tell(6.0, BackFromEnvironment("b"))  # asked again
     timed.look(6.0, Picture(0, scoring=1, outside=2))
     assert timed.waits(7.0) == {"environment": pytest.approx(2 + 1), "reward": pytest.approx(3 + 1)}
 
