@@ -1,10 +1,10 @@
-"""Environments are asked outside the run loop, in threads, each question with a time limit.
+"""Calls environments outside the run loop, in threads, each call with a time limit.
 
-Invariants: every submitted trajectory is answered exactly once; an exception, an answer that is not one and a
-question that takes too long are `Failed`; a thread that is late is abandoned, and another takes its place, so
-that a hanging environment blocks nothing but its own questions.
+Invariants: every submitted trajectory is answered exactly once; an exception, a result of the wrong type and
+a call that takes too long give `Failed`; a late thread is abandoned and replaced, so that a hanging
+environment blocks only its own calls.
 
-An abandoned thread goes on until its environment returns, for Python cannot end it.
+An abandoned thread runs until its environment returns, because Python cannot end a thread.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Answers = list[tuple[str, Answer]]
 
 
 def ask(environment: Environment, trajectory: Trajectory) -> Answer:
-    """What the environment says; Failed where it raises or returns something else."""
+    """The environment's answer; Failed if it raises or returns anything else."""
     try:
         answer = environment.respond(trajectory)
     except Exception as error:
@@ -33,14 +33,14 @@ def ask(environment: Environment, trajectory: Trajectory) -> Answer:
 
 
 class InlineEnvironments:
-    """Asks at once, in the caller's thread: for runs in one process, which are repeated to the bit."""
+    """Calls at once, in the caller's thread: for runs in one process, which are exactly reproducible."""
 
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
         self._answers: Answers = []
 
     def submit(self, trajectories: Sequence[Trajectory]) -> None:
-        """Ask what follows each."""
+        """Call the environment for each."""
         self._answers += [(t.trajectory_id, ask(self._environment, t)) for t in trajectories]
 
     def poll(self, timeout_s: float) -> Answers:
@@ -53,7 +53,7 @@ class InlineEnvironments:
 
 
 class _Question:
-    """A trajectory that a thread asks about. `answered` is set once, by the thread or at the limit."""
+    """One environment call. `answered` is set once, by the thread or at the time limit."""
 
     def __init__(self, trajectory: Trajectory) -> None:
         self.trajectory = trajectory
@@ -85,7 +85,7 @@ class EnvironmentPool:
             self._start()
 
     def submit(self, trajectories: Sequence[Trajectory]) -> None:
-        """Queue questions; returns at once."""
+        """Queue calls; returns at once."""
         with self._changed:
             self._waiting.extend(map(_Question, trajectories))
             self._changed.notify_all()
@@ -100,7 +100,7 @@ class EnvironmentPool:
             return answers
 
     def close(self) -> None:
-        """Ask no more; threads end with the question that they are at. May be called twice."""
+        """Start no more calls; threads end with their current call. May be called twice."""
         with self._changed:
             self._closed = True
             self._waiting.clear()
@@ -134,5 +134,5 @@ class EnvironmentPool:
             answer = ask(self._environment, question.trajectory)
             with self._changed:
                 if question.answered:
-                    return  # too late: another thread has taken this one's place
+                    return  # too late: this thread has been replaced
                 self._answer(question, answer)
