@@ -172,7 +172,8 @@ def _data(config: Config) -> Iterator[Problem]:
     if data.path is not None and (data.source == "sums" or data.source.startswith("reasoning_gym:")):
         yield (
             "data.path",
-            f"the source {data.source} reads no file: set data.source to jsonl or parquet, or leave it out",
+            f"the source {data.source} does not read a file: leave it out, or set data.source to jsonl or "
+            "parquet",
         )
     if "{prompt}" not in data.prompt_template:
         yield "data.prompt_template", "lacks {prompt}, which stands for the prompt's own text: add it"

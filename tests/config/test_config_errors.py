@@ -152,7 +152,7 @@ def test_all_problems_are_listed_a_line_each() -> None:
         (["training.overlong_buffer=97"], "training.overlong_buffer", "longer than a response"),
         (["training.overlong_penalty=1.0"], "training.overlong_penalty", "no effect without"),
         (["data.source=jsonl"], "data.path", "needs the path of its file"),
-        (["data.path=x.jsonl"], "data.path", "reads no file"),
+        (["data.path=x.jsonl"], "data.path", "does not read a file"),
         (["data.size=10"], "data.batch_size", "data.size 10"),
         (["cluster.runtime=inline", "cluster.address=auto"], "cluster.address", "uses no cluster"),
         (
