@@ -161,7 +161,7 @@ def test_a_ledger_that_cannot_be_continued_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="record 1 is missing; record 2 follows instead"):
         resume_state(path, 1)
     write(tmp_path / "odd", START, reserve("group-7"))
-    with pytest.raises(RunFolderError, match="'group-7' is not of the form"):
+    with pytest.raises(RunFolderError, match="'group-7' does not have the form"):
         resume_state(tmp_path / "odd", 0)
 
 
