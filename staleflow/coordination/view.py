@@ -37,7 +37,8 @@ class ControlView:
         self._fleet = fleet
         self._batches = batches
         self._costs = costs
-        self._clock = clock
+        self.clock = clock
+        """When the next cycle is due. Read it, and change nothing."""
 
     # ------------------------------------------------------------------ the run
 
@@ -50,16 +51,6 @@ class ControlView:
     def stopping(self) -> bool:
         """Whether the run ends after the step in training."""
         return self._batches.stopping
-
-    @property
-    def urgent(self) -> bool:
-        """Whether work is blocked until the next cycle, which should come at once."""
-        return self._clock.urgent
-
-    @property
-    def wake_at(self) -> float | None:
-        """When the next cycle is due without further events; None: only an event changes anything."""
-        return self._clock.wake_at
 
     @property
     def newest_version(self) -> int:

@@ -1,7 +1,7 @@
 """Drives `Control`: one event after the other, and a coordination cycle when one is due.
 
-A cycle follows news, at the earliest `interval_s` after the last one unless something stands still until it,
-and at the time that `Control` asks to be woken at.
+A cycle follows news, at the earliest `interval_s` after the last one, or a quarter of that where something
+stands still until it; and it comes at the time that `Control` asks to be woken at.
 
 Invariant: an event that comes up while actions are performed waits for the rest of them, so that ledger
 records are written in the order of their numbers.
@@ -20,6 +20,9 @@ from staleflow.coordination.events import Event, Rewarded
 from staleflow.runtime.clock import Clock
 from staleflow.telemetry.events import ControlRan, EventStream
 
+URGENT_SHARE = 0.25
+"""Of the interval: where many instances run empty one after the other, they share a cycle."""
+
 
 class ControlDriver:
     """The only caller of `Control.handle` and `Control.cycle`."""
@@ -35,7 +38,7 @@ class ControlDriver:
     ) -> None:
         """`performers` carry out actions, by their type."""
         self._control = control
-        self._view = control.view
+        self._control_clock = control.view.clock
         self._performers = performers
         self._stream = stream
         self._clock = clock
@@ -43,7 +46,8 @@ class ControlDriver:
         self._handle = self._timed_handle if stream.has(ControlRan) else control.handle
         self._waiting: deque[Event] = deque()
         self._performing = False
-        self._cycled_at = -math.inf
+        self._next_from = self._urgent_from = -math.inf
+        """The earliest next cycle: for any news, and for urgent ones."""
         self.cycle_at = math.inf
         """When the next cycle is due; inf: not before something happens."""
         self.now = clock.now()
@@ -75,20 +79,25 @@ class ControlDriver:
 
     def cycle(self) -> None:
         """Let `Control` decide."""
-        now = self.now = self._cycled_at = self._clock.now()
+        now = self.now = self._clock.now()
+        self._next_from = now + self._interval_s
+        self._urgent_from = now + self._interval_s * URGENT_SHARE
         self.cycle_at = math.inf
         began = self._clock.cpu()
         actions = self._control.cycle(now)
         self._stream.emit(ControlRan, self._clock.cpu() - began, True)
         self.perform(actions)
-        wake_at = self._view.wake_at
+        wake_at = self._control_clock.wake_at
         if wake_at is not None:
             self.want_cycle(wake_at)
 
     def want_cycle(self, at: float) -> None:
-        """A cycle is due at `at`, or when the interval since the last one is over."""
-        if not self._view.urgent:
-            at = max(at, self._cycled_at + self._interval_s)
+        """A cycle is due at `at`, but not before the interval since the last one is over."""
+        if at >= self.cycle_at:
+            return
+        earliest = self._urgent_from if self._control_clock.urgent else self._next_from
+        if at < earliest:
+            at = earliest
         if at < self.cycle_at:
             self.cycle_at = at
 

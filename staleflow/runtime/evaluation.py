@@ -1,12 +1,12 @@
-"""Evaluation on a fixed held-out set, each time on exactly one weight version.
+"""Evaluation on a fixed held-out set, each time with exactly one weight version.
 
-Invariants: the weights are those of the version asked for, pinned in the parameter server until they are
-loaded; evaluation has an engine of its own, so that it never takes a place from training; the same prompt
-gets the same random numbers at every version, so that two versions differ by their weights alone.
+Invariants: the weights are those of the requested version, pinned in the parameter server until they are
+loaded; evaluation has its own engine, so it never takes capacity from training; a prompt gets the same random
+numbers at every version, so two versions differ only by their weights.
 
 pass@k is the estimator of Chen et al., "Evaluating Large Language Models Trained on Code" (arXiv 2107.03374,
 section 2.1): with c right responses among n, 1 - C(n - c, k) / C(n, k), averaged over the prompts. A response
-that its verifier could not judge counts as wrong.
+that the verifier could not score counts as wrong.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from staleflow.reward.verifiers import ScoreRequest
 from staleflow.rollout.engine import Engine
 
 ANSWER_LIMIT_S = 600.0
-"""The next answer of an evaluation must come within this time; the pool's own limits are far below."""
+"""The next reward of an evaluation must arrive within this time; the pool's own limits are far below."""
 SAMPLED, GREEDY = "heldout", "heldout_greedy"
-"""The sets: the same prompts, answered in two ways."""
+"""The sets: the same prompts, with sampled and with greedy responses."""
 
 
 class Scorer(Protocol):
-    """`RewardPool` and `InlineScorer`."""
+    """Interface of `RewardPool` and `InlineScorer`."""
 
     def submit(self, requests: Sequence[ScoreRequest]) -> None:
-        """Have requests scored."""
+        """Submit requests for scoring."""
         ...
 
     def poll(self, timeout_s: float = 0.0) -> list[tuple[str, Reward]]:
-        """What has been scored."""
+        """(trajectory id, reward) of new results."""
         ...
 
     def close(self) -> None:
@@ -47,30 +47,30 @@ class Scorer(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationPlan:
-    """What is generated, and what is made of it."""
+    """What to generate, and the metrics to compute."""
 
     max_new_tokens: int
-    """Most tokens of one response."""
+    """Limit on the tokens of one response."""
     samples: int = 1
     """Sampled responses per prompt."""
     pass_at: tuple[int, ...] = ()
     """Each k of pass@k; none above `samples`."""
     pass_score: float = 1.0
-    """Raw score from which on a response is right."""
+    """Minimum raw score of a right response."""
     greedy: bool = True
-    """One greedy response per prompt as well."""
+    """Also generate one greedy response per prompt."""
 
 
 def pass_at_k(samples: int, right: int, k: int) -> float:
-    """The chance that of k responses drawn from `samples`, of which `right` are right, at least one is.
+    """The probability that at least one of k responses drawn from `samples` is right, if `right` of them are.
 
-    Unbiased for k drawn anew. 1 <= k <= samples, 0 <= right <= samples. Source: see the module.
+    Unbiased estimate for k new responses. 1 <= k <= samples, 0 <= right <= samples. Source: see the module.
     """
     return 1.0 - math.comb(samples - right, k) / math.comb(samples, k)
 
 
 class Evaluator:
-    """Generates the responses to all held-out prompts, and scores them."""
+    """Generates responses to all held-out prompts and scores them."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Evaluator:
         request: Callable[[Trajectory], ScoreRequest],
         plan: EvaluationPlan,
     ) -> None:
-        """`request` makes a scoring request of a finished trajectory."""
+        """`request` turns a finished trajectory into a scoring request."""
         self._engine = engine
         self._prompts = prompts
         self._scorer = scorer
@@ -91,10 +91,10 @@ class Evaluator:
     def evaluate(self, tensors: Mapping[str, NDArray[Any]], version: int) -> dict[str, float]:
         """The metrics of one version, without their prefix `eval/`.
 
-        For the set `heldout`: `avg@n` (mean raw score), a `pass@k` for each k of the plan; for
-        `heldout_greedy`: `avg@1`; for both mean length and the share cut off at the budget; and the number
-        of prompts. `tensors` need to stay valid until this returns. Raises EngineError when the engine
-        breaks, RunFailed when the verifier does not answer.
+        For the set `heldout`: `avg@n` (mean raw score) and a `pass@k` for each k of the plan; for
+        `heldout_greedy`: `avg@1`; for both: mean length and the share truncated by the budget; and the number
+        of prompts. `tensors` must stay valid until this returns. Raises EngineError if the engine fails,
+        RunFailed if the verifier does not answer.
         """
         if self._engine.version != version:
             self._engine.load_weights(tensors, version, "recompute")
@@ -124,7 +124,7 @@ class Evaluator:
         self._scorer.close()
 
     def _answers(self) -> tuple[list[Trajectory], dict[str, float]]:
-        """Every response, and its raw score by id. Scoring goes on while others are generated."""
+        """All responses, and their raw scores by id. Scoring overlaps with generation."""
         expected = self._begin()
         finished: list[Trajectory] = []
         rewards: dict[str, float] = {}
@@ -137,12 +137,14 @@ class Evaluator:
         while len(rewards) < expected:
             more = self._scorer.poll(ANSWER_LIMIT_S)
             if not more:
-                raise RunFailed("the verifier did not answer an evaluation")
+                raise RunFailed(
+                    f"the verifier did not answer within {ANSWER_LIMIT_S:.0f} s during an evaluation"
+                )
             rewards |= {name: reward.raw for name, reward in more}
         return finished, rewards
 
     def _begin(self) -> int:
-        """Queue everything; returns how many there are."""
+        """Queue all trajectories; returns their number."""
         plan = self._plan
         count = 0
         for index, prompt in enumerate(self._prompts):

@@ -52,7 +52,8 @@ class Orders(Generic[P, B]):
         self._tell = tell
         self._commands: dict[str, list[Command]] = {}
         self._to_score: list[P] = []
-        self._turns = TurnEnds(store, stream, tell, clock, multi_turn=multi_turn)
+        self._multi_turn = multi_turn
+        self._turns = TurnEnds(store, stream, tell, clock)
         self.due_at = math.inf
         """When `send` has something to send; inf: not before something is ordered."""
 
@@ -79,7 +80,10 @@ class Orders(Generic[P, B]):
         self.due_at = -math.inf
 
     def _score(self, action: Score) -> None:
-        self._complete(self._turns.ended(action.trajectory_id))
+        if self._multi_turn:
+            self._complete(self._turns.ended(action.trajectory_id))
+        else:
+            self._complete(self._store.get(action.trajectory_id))
 
     def _discard(self, action: Discard) -> None:
         dropped = self._store.discard(action.trajectory_ids, action.reason)

@@ -37,15 +37,12 @@ class TurnEnds(Generic[P]):
         stream: EventStream,
         tell: Callable[[Event], None],
         clock: Clock,
-        *,
-        multi_turn: bool,
     ) -> None:
-        """`tell` takes events for Control. Without `multi_turn` every turn is the last."""
+        """`tell` takes events for Control."""
         self._store = store
         self._stream = stream
         self._tell = tell
         self._clock = clock
-        self._multi_turn = multi_turn
         self._asked: dict[str, bool] = {}
         """Trajectories with their environment; True: Control knows that they wait for it."""
         self.next_at = math.inf
@@ -56,7 +53,7 @@ class TurnEnds(Generic[P]):
         """The model has ended its turn, or was cut off. Returns the trajectory if it is complete."""
         trajectory = self._store.get(trajectory_id)
         self._asked.pop(trajectory_id, None)  # given up while it waited
-        if not self._multi_turn or trajectory.finish_reason is not FinishReason.STOP:
+        if trajectory.finish_reason is not FinishReason.STOP:
             return trajectory
         self._asked[trajectory_id] = False
         self._again.appendleft((self._clock.now(), trajectory_id))

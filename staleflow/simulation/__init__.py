@@ -1,1 +1,1 @@
-"""A cluster under a virtual clock: the same `Control`, driven by discrete events instead of machines."""
+"""A simulated cluster under a virtual clock: the same `Control`, driven by discrete events, not machines."""

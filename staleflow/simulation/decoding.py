@@ -1,11 +1,11 @@
-"""The batch of a simulated instance: who decodes, who waits, what the KV cache holds, how long steps take.
+"""The batch of a simulated instance: running and waiting trajectories, KV cache, and time of steps.
 
 Invariants:
 
-- between two changes n trajectories run and nothing else changes, so the time of m steps has a closed form
-  (`pace`), and no step is looked at by itself;
-- who runs, waits and gives way is what `rollout.scheduler` says: before each step there is room for one more
-  token of each; first come, first served; the youngest gives way first and comes back first.
+- between two changes the set of n running trajectories is constant, so the time of m steps has a closed form
+  (`decode_time`), and steps are not simulated one by one;
+- admission and preemption follow `rollout.scheduler`: before each step there is room for one more token of
+  each running trajectory; first come, first served; the youngest is preempted first and returns first.
 
 Each change costs O(log n).
 """
@@ -21,7 +21,7 @@ from staleflow.simulation.trajectory import SimulatedTrajectory
 
 
 class DecodingBatch:
-    """What an instance decodes, counted since its incarnation came up."""
+    """The batch of one instance; counts are since its incarnation started."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class DecodingBatch:
         self.kv_capacity = kv_capacity
         self.max_running = max_running
         self.slowness = slowness
-        """Everything takes so many times as long."""
+        """Factor by which all times are multiplied."""
         self.at = began
         """The last boundary: the end of a decode step."""
         self._costs = costs
@@ -64,7 +64,7 @@ class DecodingBatch:
 
     @property
     def waiting(self) -> int:
-        """Trajectories held that have no KV."""
+        """Trajectories held without KV."""
         return len(self._waiting)
 
     @property
@@ -80,7 +80,7 @@ class DecodingBatch:
         return Pace(first, k1 * n * slowness, costs.prefill * self._due * slowness)
 
     def _decode(self, steps: int, until: float) -> None:
-        """Decode so many steps, the last of which ends at `until`."""
+        """Decode `steps` steps, the last of which ends at `until`."""
         if steps:
             n = len(self._running)
             tokens = n * steps
@@ -97,14 +97,14 @@ class DecodingBatch:
         self.at = until
 
     def _first_end(self) -> int:
-        """Step after which the first of the running trajectories is complete."""
+        """Step that completes the first of the running trajectories."""
         ends = self._ends
         while ends[0][2] != ends[0][3].stay:
             heapq.heappop(ends)
         return ends[0][0]
 
     def _take_finished(self) -> list[SimulatedTrajectory]:
-        """Take those out that are complete."""
+        """Remove and return complete trajectories."""
         ends, step, finished = self._ends, self.steps, []
         while ends and (ends[0][0] <= step or ends[0][2] != ends[0][3].stay):
             _, _, stay, trajectory = heapq.heappop(ends)
@@ -115,7 +115,7 @@ class DecodingBatch:
         return finished
 
     def _remove(self, identity: str) -> SimulatedTrajectory | None:
-        """Take one out, running or waiting; None when it is not there."""
+        """Remove and return a trajectory, running or waiting; None if it is not held."""
         trajectory = self._running.pop(identity, None)
         if trajectory is not None:
             self._drop_kv(trajectory)
@@ -123,15 +123,15 @@ class DecodingBatch:
         return self._waiting.pop(identity, None)
 
     def _drop_kv(self, trajectory: SimulatedTrajectory) -> None:
-        """It leaves the batch."""
+        """Account for a trajectory that leaves the batch."""
         if trajectory.entered == self.steps:
-            self._due -= trajectory.base  # its KV was still to be built
+            self._due -= trajectory.base  # its KV was not built yet
         trajectory.fold(self.steps, self.version)
         trajectory.stay += 1
         self._kv -= trajectory.base
 
     def _make_room(self) -> None:
-        """Let the youngest give way until there is room for one more token of each."""
+        """Preempt the youngest until there is room for one more token of each running trajectory."""
         running = self._running
         needed = self._kv + len(running)
         while needed > self.kv_capacity:
@@ -143,7 +143,7 @@ class DecodingBatch:
             self.preemptions += 1
 
     def _fill(self) -> None:
-        """Let those in that wait, as far as there is room."""
+        """Admit waiting trajectories while there is room."""
         running, waiting = self._running, self._waiting
         while waiting and len(running) < self.max_running:
             identity, trajectory = next(iter(waiting.items()))

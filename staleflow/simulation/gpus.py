@@ -1,9 +1,9 @@
-"""GPUs as data: what a roofline needs to know of one.
+"""GPUs as data: the peak values that a roofline needs.
 
 Sources: NVIDIA's data sheets (H100 SXM5, H200 SXM, A100 SXM 80 GB). NVIDIA publishes none for the H20; its
-numbers are those that are commonly quoted. FLOPs are dense bfloat16, without the factor 2 of sparsity.
-NVLink is stated there in both directions together (900 GB/s, A100: 600); half of it is one direction. The
-network is no part of a GPU: 400 Gbit/s for each of them (A100: 200), as in the vendor's own DGX systems.
+numbers are the commonly quoted ones. FLOPs are dense bfloat16, without the factor 2 of sparsity. The data
+sheets state NVLink for both directions together (900 GB/s, A100: 600); one direction is half of it. The
+network does not belong to the GPU: 400 Gbit/s per GPU (A100: 200), as in the vendor's own DGX systems.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from staleflow.errors import UserError
 
 NODE_GPUS = 8
-"""GPUs that NVLink connects: the most that one instance may have."""
+"""GPUs connected by NVLink: the maximum for one instance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """Peak values of one GPU; bytes are 1e9 to the GB."""
+    """Peak values of one GPU; 1 GB is 1e9 bytes."""
 
     name: str
     flops: float
@@ -48,5 +48,5 @@ GPUS = {
 def find_gpu(name: str) -> Gpu:
     """A GPU by its name. Raises UserError."""
     if name not in GPUS:
-        raise UserError(f"there is no description of a GPU {name!r}: use one of {', '.join(GPUS)}")
+        raise UserError(f"unknown GPU {name!r}: use one of {', '.join(GPUS)}")
     return GPUS[name]

@@ -1,9 +1,9 @@
-"""From the config's section `simulation` to a simulated cluster: the one place that reads it.
+"""Builds a simulated cluster from the config's section `simulation`; only this module reads that section.
 
-Invariants: every key outside the section means what it means in a real run; a cluster that cannot work
-(weights that do not fit, a KV cache below one trajectory, instances that all die) is refused with the
-arithmetic shown, before anything is simulated; policy `sync` has all GPUs for both phases and pays
-`latencies.switch_s` for each change.
+Invariants: every key outside the section means the same as in a real run; a cluster that cannot work (weights
+that do not fit, a KV cache smaller than one trajectory, instances that all die) is refused with the
+arithmetic, before anything is simulated; policy `sync` uses all GPUs for both phases and pays
+`latencies.switch_s` for each change of phase.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from staleflow.storage.cost_file import load_cost_model
 from staleflow.storage.journal import read_journal
 
 SAMPLED_PROMPTS = 256
-"""Prompts whose lengths stand for all when the mean context is worked out."""
+"""Prompts from whose lengths the mean context is estimated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """Mean contexts of a workload, in tokens; found from the lengths of the prompts that come first."""
+    """Mean contexts of a workload, in tokens; estimated from the response lengths of the first prompts."""
 
     held: float
-    """KV of a running trajectory: prompt, and E[r^2] / (2 E[r]) of its response r, for a response of r
-    tokens is there for r steps with r / 2 of them on average."""
+    """KV of a running trajectory: prompt + E[r^2] / (2 E[r]) for response length r, since a response of r
+    tokens runs for r steps and has r / 2 tokens on average."""
     attended: float
-    """Positions that a trained token attends to: E[l^2] / (2 E[l]) with l prompt and response together."""
+    """Positions that a trained token attends to: E[l^2] / (2 E[l]), l = length of prompt and response."""
 
 
 def cluster_settings(
@@ -51,7 +51,7 @@ def cluster_settings(
 ) -> ClusterSettings:
     """The simulated cluster of a config. Raises UserError for one that cannot work.
 
-    `lengths`, `context`: those of the config, where they are known already.
+    `lengths`, `context`: those of the config, if already known.
     """
     simulation, rollout, data = config.simulation, config.rollout, config.data
     lengths = lengths or read_lengths(config)
@@ -91,7 +91,7 @@ def cluster_settings(
     )
     if {outage.instance for outage in settings.outages if outage.down_s is None} == set(range(instances)):
         raise UserError(
-            f"simulation.outages takes all {instances} instances for good, so that nothing can go on: give "
+            f"simulation.outages ends all {instances} instances for good, so the run cannot continue: give "
             "one of them a down_s"
         )
     return settings
@@ -122,7 +122,7 @@ def _half_biased(lengths: Sequence[int]) -> float:
 
 
 def _from_hardware(config: Config, context: Context) -> tuple[CostModel, int, int, TrainerCosts]:
-    """Costs, number and KV capacity of the instances, and the trainer's costs."""
+    """Costs, number and KV capacity of the instances; costs of the trainer."""
     simulation, roofline = config.simulation, find_roofline(config)
     parallel, colocated = simulation.tensor_parallel, config.coordination.policy == "sync"
     rollout_gpus, training_gpus = simulation.rollout_gpus, simulation.training_gpus
@@ -150,7 +150,7 @@ def _from_hardware(config: Config, context: Context) -> tuple[CostModel, int, in
 
 
 def check_capacity(config: Config, roofline: Roofline, parallel: int) -> int:
-    """KV capacity of an instance of so many GPUs. Raises UserError when it holds no whole trajectory."""
+    """KV capacity of an instance of `parallel` GPUs. Raises UserError if one trajectory does not fit."""
     capacity = roofline.kv_capacity(parallel)
     prompt, response = config.simulation.prompt_tokens, config.rollout.max_new_tokens
     needed = prompt + response + 1
@@ -170,7 +170,7 @@ def check_capacity(config: Config, roofline: Roofline, parallel: int) -> int:
 
 
 def _overridden(config: Config, trainer: TrainerCosts) -> TrainerCosts:
-    """With the seconds that the config states itself."""
+    """`trainer` with the seconds that the config sets."""
     stated = config.simulation.training
     return TrainerCosts(
         fixed_s=trainer.fixed_s if stated.fixed_s is None else stated.fixed_s,
@@ -180,12 +180,12 @@ def _overridden(config: Config, trainer: TrainerCosts) -> TrainerCosts:
 
 
 def _prompts(config: Config) -> int | None:
-    """Prompts of all epochs; None: no end."""
+    """Number of prompts in all epochs; None: unlimited."""
     if config.data.epochs is None:
         return None
     if config.data.size is None:
         raise ConfigError(
-            "data.epochs ends the run when the prompts are used up, and a simulation reads none: set "
+            "data.epochs ends the run when the prompts are used up, but a simulation reads no prompts: set "
             "data.size to their number, or leave data.epochs out"
         )
     return config.data.size * config.data.epochs
@@ -195,7 +195,7 @@ def _prompts(config: Config) -> int | None:
 
 
 def read_lengths(config: Config) -> Lengths:
-    """Response lengths of a config. Raises UserError for a run that they cannot be read from."""
+    """Response lengths of a config. Raises UserError if they cannot be read from the recorded run."""
     lengths, most, seed = config.simulation.lengths, config.rollout.max_new_tokens, config.run.seed
     median = lengths.median or most / 4
     match lengths.kind:
@@ -232,24 +232,24 @@ def _recorded(lengths: SimulatedLengths) -> Path:
 def recorded_lengths(folder: Path) -> list[list[int]]:
     """Response tokens of all finished trajectories of a run, by group, from its journal.
 
-    Raises RunFolderError or UserError for a folder without any.
+    Raises RunFolderError or UserError if the folder contains none.
     """
     groups: dict[str, list[int]] = {}
     path = folder / "journal.jsonl"
     if not path.is_file():
-        raise UserError(f"{folder} holds no journal.jsonl: replay needs the folder of a run that wrote one")
+        raise UserError(f"{folder} has no journal.jsonl: replay needs the folder of a run that wrote one")
     for line in read_journal(path):
         if line["k"] == "done":
             tokens = sum(count for version, count in line.get("runs", ()) if version >= 0)
             if tokens > 0:
                 groups.setdefault(line["id"].rpartition("-m")[0], []).append(tokens)
     if not groups:
-        raise UserError(f"{path} tells of no finished trajectory whose length could be replayed")
+        raise UserError(f"{path} records no finished trajectory, so there are no lengths to replay")
     return list(groups.values())
 
 
 def _rewards(solved: float, seed: int) -> Callable[[str], float]:
-    """Reward 1 by chance, as a function of (seed, trajectory id)."""
+    """Reward 1 with probability `solved`, as a function of (seed, trajectory id)."""
 
     def reward(trajectory_id: str) -> float:
         digest = hashlib.blake2b(f"{seed}\x00reward\x00{trajectory_id}".encode(), digest_size=8).digest()

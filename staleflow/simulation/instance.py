@@ -1,13 +1,13 @@
-"""A simulated rollout instance: decoding in closed form, commands between two decode steps, and reports.
+"""A simulated rollout instance: decoding in closed form, commands between decode steps, and reports.
 
 Invariants:
 
-- it changes only at *boundaries*, the ends of decode steps: a command that arrives in the middle of a step
-  is applied at its end, as an engine does it;
-- a pull takes time, in which nothing is decoded and nothing is told.
+- it changes only at *boundaries*, the ends of decode steps: a command that arrives during a step is applied
+  at its end, as in a real engine;
+- during a pull it neither decodes nor reports.
 
-Something happens when the first of the running trajectories ends, when the KV cache is full, or when a
-command has arrived. Each of these costs O(log n); a pull, which rebuilds all KV anyway, O(n).
+Events are: the first running trajectory ends, the KV cache is full, a command has arrived. Each costs
+O(log n); a pull costs O(n), as it rebuilds all KV anyway.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from staleflow.simulation.trajectory import SimulatedTrajectory
 
 
 class SimulatedInstance(DecodingBatch):
-    """Give it commands with `deliver`; call `advance` when `next_event` has come, then `take_report`.
+    """Send commands with `deliver`; call `advance` at the time `next_event`, then `take_report`.
 
-    `find` returns the trajectory of a Route, None when it was dropped meanwhile; `newest` the newest pushed
-    weight version. `began` is the time at which the incarnation came up.
+    `find` returns the trajectory of a Route, None if it was dropped meanwhile; `newest` returns the newest
+    pushed weight version. `began` is the start time of the incarnation.
     """
 
     def __init__(
@@ -57,16 +57,16 @@ class SimulatedInstance(DecodingBatch):
         self.incarnation = incarnation
         self.began = began
         self.next_event: float | None = None
-        """The boundary at which something happens next; None: only a command can change anything."""
+        """Time of the boundary with the next event; None: only a command can change anything."""
         self.plan = 0
-        """Grows whenever `next_event` changes."""
+        """Increases whenever `next_event` changes."""
         self.scheduled = 0
-        """The owner's note: the last plan that it has queued."""
+        """Set by the owner: the last plan that it has queued."""
         self.has_news = False
         self._turned = False
-        """Something left it, was refused, or was ordered but Routes, since the last report."""
-        self._told_empty = True
-        """The last report said that it has nothing to do."""
+        """Since the last report a trajectory left, a command was refused, or one other than Route arrived."""
+        self._reported_empty = True
+        """The last report showed that it has nothing to do."""
         self._planned_steps = 0
         self._pulling = False
         self._on_pull = on_pull
@@ -88,27 +88,27 @@ class SimulatedInstance(DecodingBatch):
         self._aborted: list[str] = []
         self._left: list[SimulatedTrajectory] = []
         self.has_news = False
-        self._told_empty = not self._running and not self._waiting
+        self._reported_empty = not self._running and not self._waiting
         self._turned = False
 
     @property
     def has_urgent_news(self) -> bool:
-        """More than that it does what it was expected to do: decode what was routed to it."""
-        return self.has_news and bool(self._turned or self._told_empty or self._waiting)
+        """True if there is news beyond the expected: that it decodes the trajectories routed to it."""
+        return self.has_news and bool(self._turned or self._reported_empty or self._waiting)
 
-    # ------------------------------------------------------------------ from outside
+    # ------------------------------------------------------------------ interface
 
     def deliver(self, arrival: float, command: Command) -> None:
-        """A command arrives at `arrival`, not before earlier ones. Call `replan` after the last."""
+        """Queue a command arriving at `arrival`, not before earlier ones; then call `replan`."""
         self._inbox.append((arrival, command))
 
     def slow_down(self, at: float, slowness: float) -> None:
-        """From the first boundary after `at` on, everything takes `slowness` times as long."""
+        """From the first boundary after `at`, multiply all times by `slowness`."""
         self._new_slowness.append((at, slowness))
         self.replan()
 
     def settle(self, now: float) -> None:
-        """Do the decode steps that are complete by `now`; what is planned stays."""
+        """Do the decode steps that are complete by `now`; the plan stays."""
         if self._running and now > self.at:
             pace = self._pace()
             steps = min(pace.steps_within(now - self.at), self._planned_steps)
@@ -117,7 +117,7 @@ class SimulatedInstance(DecodingBatch):
                 self._planned_steps -= steps
 
     def advance(self) -> None:
-        """`next_event` has come: decode up to it, and let happen what happens."""
+        """Decode up to `next_event` and process the event."""
         assert self.next_event is not None
         now = max(self.at, self.next_event)
         self._decode(self._planned_steps, now)
@@ -136,8 +136,8 @@ class SimulatedInstance(DecodingBatch):
         self.replan()
 
     def replan(self) -> None:
-        """Find the next boundary at which something happens."""
-        if self._pulling:  # what arrives meanwhile is obeyed before the next step is put together
+        """Find the boundary of the next event."""
+        if self._pulling:  # commands that arrive during a pull are applied before the next step is formed
             self.plan += self.next_event != self.at
             self.next_event, self._planned_steps = self.at, 0
             return
@@ -167,7 +167,7 @@ class SimulatedInstance(DecodingBatch):
         return self._inbox[0][0] if self._inbox else None
 
     def take_report(self, *, progress: bool) -> InstanceReport:
-        """Everything since the last report, acknowledging what was applied; `progress` adds the lengths."""
+        """Everything since the last report; acknowledges applied commands. `progress`: add the lengths."""
         lengths = self._progress() if progress else ()
         for trajectory in self._left:
             trajectory.reported = trajectory.base
@@ -216,7 +216,7 @@ class SimulatedInstance(DecodingBatch):
         return tuple(lengths)
 
     def stop(self) -> list[SimulatedTrajectory]:
-        """The instance ends: all that it held, and what left it without being reported."""
+        """End the instance; returns all trajectories that it held, or that left without being reported."""
         for trajectory in self._running.values():
             trajectory.fold(self.steps, self.version)
         held = [*self._running.values(), *self._waiting.values(), *self._left]
@@ -239,7 +239,7 @@ class SimulatedInstance(DecodingBatch):
     # ------------------------------------------------------------------ commands
 
     def _obey(self) -> None:
-        """Apply what has arrived by now; a pull takes time, in which more may arrive."""
+        """Apply the commands that have arrived; a pull takes time, during which more may arrive."""
         while self._new_slowness and self._new_slowness[0][0] <= self.at:
             self.slowness = self._new_slowness.popleft()[1]
         inbox = self._inbox
@@ -266,7 +266,7 @@ class SimulatedInstance(DecodingBatch):
     def _route(self, command: Route) -> None:
         trajectory = self._find(command.trajectory_id)
         if trajectory is None:
-            self._reject(command, "the trajectory was dropped before its Route came")
+            self._reject(command, "the trajectory was dropped before its Route arrived")
         elif self.version < command.min_version:
             reason = f"version {self.version} is older than {command.min_version}"
             self._reject(command, reason, stale_version=True)
@@ -288,7 +288,7 @@ class SimulatedInstance(DecodingBatch):
     def _pull(self) -> None:
         newest = self._newest()
         if newest <= self.version:
-            return  # an earlier pull brought more than it was asked for
+            return  # an earlier pull loaded a newer version than it asked for
         for trajectory in self._running.values():
             trajectory.fold(self.steps, self.version)
         rebuilt = self._kv - self._due if self._on_pull == "recompute" else 0

@@ -1,7 +1,7 @@
-"""Models as data: the shape of a decoder, and what follows from it.
+"""Models as data: the shape of a decoder, and numbers computed from it.
 
-Invariant: every number is computed from the shape, so that a model from a `config.json` is described just as
-the named ones are; for those the totals are the published ones (7,615,616,512, 14,770,033,664,
+Invariant: every number is computed from the shape, for models from a `config.json` and for the named ones
+alike; the totals of the named ones equal the published ones (7,615,616,512, 14,770,033,664,
 32,763,876,352 and 30,532,122,624 parameters).
 
 Sources of the shapes: the `config.json` of Qwen/Qwen2.5-7B, -14B, -32B and Qwen/Qwen3-30B-A3B on the Hugging
@@ -20,13 +20,12 @@ from typing import Any
 from staleflow.errors import ConfigError
 
 NUMBER_BYTES = 2
-"""Of a weight, and of a number in the KV cache: bfloat16."""
+"""Bytes of a weight or of a number in the KV cache: bfloat16."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelDescription:
-    """A decoder of Llama's kind: grouped-query attention, a gated MLP (or experts of that form) in each
-    layer."""
+    """A decoder like Llama: grouped-query attention and a gated MLP (or such experts) in each layer."""
 
     name: str
     layers: int
@@ -35,19 +34,19 @@ class ModelDescription:
     kv_heads: int
     head_dim: int
     intermediate: int
-    """Width of the MLP; of one expert, where there are experts."""
+    """Width of the MLP, or of one expert if there are experts."""
     vocab: int
     experts: int = 0
-    """Of each layer; 0: a dense model."""
+    """Experts of each layer; 0: a dense model."""
     experts_per_token: int = 0
     tied: bool = False
-    """The output layer is the input embedding."""
+    """The output layer uses the input embedding."""
     qkv_bias: bool = False
     qk_norm: bool = False
 
     @property
     def attention_parameters(self) -> int:
-        """Of one layer, with its norms."""
+        """Attention parameters of one layer, norms included."""
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         matrices = self.hidden * (2 * queries + 2 * keys)
         bias = queries + 2 * keys if self.qkv_bias else 0
@@ -55,23 +54,23 @@ class ModelDescription:
 
     @property
     def mlp_parameters(self) -> int:
-        """Of one MLP, or of one expert: gate, up and down."""
+        """Parameters of one MLP, or of one expert: gate, up and down."""
         return 3 * self.hidden * self.intermediate
 
     @property
     def embedding_parameters(self) -> int:
-        """Of the input embedding, and of an output layer of its own."""
+        """Parameters of the input embedding, and of the output layer if it is separate."""
         return self.vocab * self.hidden * (1 if self.tied else 2)
 
     @property
     def expert_parameters(self) -> int:
-        """Of all experts of all layers."""
+        """Parameters of all experts of all layers."""
         return self.layers * self.experts * self.mlp_parameters
 
     @property
     def shared_parameters(self) -> int:
-        """Of what a decode step reads whatever its tokens are: all but the experts and the input embedding,
-        of which a step reads only its tokens' rows."""
+        """Parameters that every decode step reads: all but the experts and the input embedding, of which a
+        step reads only its tokens' rows."""
         layer = self.attention_parameters + (self.hidden * self.experts or self.mlp_parameters)
         return self.layers * layer + self.hidden + self.vocab * self.hidden
 
@@ -83,29 +82,29 @@ class ModelDescription:
 
     @property
     def active_parameters(self) -> int:
-        """Those that one token passes through, without the input embedding, which is looked up."""
+        """Parameters that one token passes through, without the input embedding, which is a lookup."""
         return self.shared_parameters + self.layers * self.experts_per_token * self.mlp_parameters
 
     @property
     def weight_bytes(self) -> int:
-        """Of all parameters."""
+        """Bytes of all parameters."""
         return self.parameters * NUMBER_BYTES
 
     @property
     def kv_bytes(self) -> int:
-        """Of one token in the KV cache: a key and a value in each layer."""
+        """Bytes of one token in the KV cache: a key and a value in each layer."""
         return 2 * self.layers * self.kv_heads * self.head_dim * NUMBER_BYTES
 
     @property
     def attention_flops(self) -> int:
-        """Of one token for each position that it attends to: score and weighted sum, a multiplication and an
-        addition each."""
+        """FLOPs of one token for each position that it attends to: score and weighted sum, a multiplication
+        and an addition each."""
         return 4 * self.layers * self.heads * self.head_dim
 
     def experts_read(self, running: int) -> float:
-        """Share of a layer's experts that a step of so many trajectories reads, each choosing at random.
+        """Share of a layer's experts that a step of `running` trajectories reads, each choosing at random.
 
-        1 - (1 - k / E)^n, 1 for a dense model. Real routers are less even, so that is rather too much.
+        1 - (1 - k / E)^n, 1 for a dense model. Real routers are less even, so this overestimates slightly.
         """
         if not self.experts:
             return 1.0
@@ -151,7 +150,7 @@ MODELS = {
 
 
 def find_model(name: str) -> ModelDescription:
-    """A model by its name, or by the folder of its `config.json`. Raises ConfigError."""
+    """A model by its name or the folder of its `config.json`. Raises ConfigError."""
     if name in MODELS:
         return MODELS[name]
     path = Path(name).expanduser()
@@ -159,7 +158,7 @@ def find_model(name: str) -> ModelDescription:
         return read_model(path / "config.json")
     close = difflib.get_close_matches(name.lower(), MODELS, n=1)
     raise ConfigError(
-        f"simulation.model is {name!r}, which is no folder and no known model: use one of "
+        f"simulation.model is {name!r}, which is neither a folder nor a known model: use one of "
         f"{', '.join(MODELS)}, or a folder with a Hugging Face config.json"
         f"{f'; did you mean {close[0]}?' if close else ''}"
     )
@@ -172,27 +171,26 @@ _OTHER_KINDS = (
     "n_routed_experts",
     "n_shared_experts",
 )
-"""Keys of a `config.json` that change its shape: latent attention, layers of different kinds, shared
-experts."""
+"""Keys of a `config.json` for other shapes: latent attention, layers of different kinds, shared experts."""
 
 
 def read_model(path: Path) -> ModelDescription:
-    """The model of a `config.json`: Llama, Mistral, Mixtral, Qwen2, Qwen3, Qwen3-MoE and their like.
+    """The model of a `config.json`: Llama, Mistral, Mixtral, Qwen2, Qwen3, Qwen3-MoE and similar ones.
 
-    Raises ConfigError for other shapes, and for what cannot be read.
+    Raises ConfigError for other shapes, and for a file that cannot be read.
     """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read as the config of a model: {error}") from error
     if not isinstance(values, dict):
-        raise ConfigError(f"{path} holds no config of a model: it is no JSON object")
+        raise ConfigError(f"{path} is not the config of a model: it is not a JSON object")
     other = [key for key in _OTHER_KINDS if values.get(key)]
     if values.get("decoder_sparse_step", 1) != 1:
         other.append("decoder_sparse_step")
     if other:
         raise ConfigError(
-            f"{path} describes a model of another shape than Llama's ({', '.join(other)} is set)"
+            f"{path} describes a model whose shape differs from Llama's ({', '.join(other)} is set)"
         )
     kind = str(values.get("model_type", ""))
     experts = _number(path, values, "num_experts", "num_local_experts", default=0, least=0)
@@ -219,7 +217,7 @@ def read_model(path: Path) -> ModelDescription:
 def _number(
     path: Path, values: Mapping[str, Any], *keys: str, default: int | None = None, least: int = 1
 ) -> int:
-    """The first of these keys that is there and not null."""
+    """The value of the first of these keys that is present and not null."""
     for key in keys:
         value = values.get(key)
         if value is not None:

@@ -1,15 +1,15 @@
-"""The search for the best use of a number of GPUs: split, GPUs of an instance, staleness bound.
+"""Searches for the best use of a number of GPUs: split, GPUs per instance, staleness bound.
 
 ::
 
-    layouts ──bounds──> candidates, most promising first ──simulated shortly, in rounds──> outcomes ──> choice
+    layouts ──bounds──> candidates, most promising first ──short simulations, in rounds──> outcomes ──> choice
 
-Invariants: a candidate whose bound is below what another was simulated to reach, at the same η, is never
-simulated, for it cannot win; each η gets as many simulations as the others; the same config
-and options give the same plan.
+Invariants: a candidate whose bound is below the simulated throughput of another one at the same η cannot win
+and is never simulated; each η gets the same number of simulations; the same config and options give the same
+plan.
 
-The choice is the best outcome at the smallest η that reaches `ENOUGH` of the best of all: staleness that
-buys nothing is not worth having.
+The choice is the best outcome at the smallest η that reaches `ENOUGH` of the overall best: staleness without
+a gain in throughput is not worthwhile.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from staleflow.simulation.roofline import Roofline
 from staleflow.simulation.settings import ClusterSettings
 
 ENOUGH = 0.95
-"""Share of the best throughput that a smaller η must reach to be chosen: a few percent are within a short
-run's noise, and no reason for another version of staleness."""
+"""Share of the best throughput that a smaller η must reach to be chosen: a few percent are within the noise
+of a short run, and do not justify one more version of staleness."""
 SAME_SPLIT = 0.99
-"""What the promise of a layout is worth after each one of the same split, when the order is found."""
+"""Factor on the promise of a layout for each earlier one with the same split, when ordering candidates."""
 MEASURED_STEPS = 4
-"""Steps that a candidate is simulated for after its beginning, at least: whole rounds of η + 1."""
+"""Minimum of steps that a candidate is simulated for after its beginning, rounded up to rounds of η + 1."""
 PATIENCE = 20.0
-"""Times the shortest possible time of its steps after which a candidate's simulation ends."""
+"""A candidate's simulation ends after this multiple of the shortest possible time of its steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,24 +59,24 @@ class Layout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A layout that fits the memory, and what it cannot exceed."""
+    """A layout that fits the memory, and its upper bounds."""
 
     layout: Layout
     instances: int
     kv_capacity: int
     bounds: Bounds
     pull_s: float = 0.0
-    """Seconds that an instance may be expected to lose to a pull."""
+    """Expected seconds that an instance loses to a pull."""
 
     @property
     def promise(self) -> float:
-        """Tokens per second that it may be expected to reach: its sides' smooth minimum.
+        """Expected tokens per second: a smooth minimum of its bounds.
 
-        The sides are its bounds, but for pulls, of which those know nothing: what is generated with some
-        weights is trained on within η + 1 steps, so each instance pulls at least once in as many.
+        The bounds ignore pulls, so their time is added: tokens are trained on within η + 1 steps of the
+        weights that made them, so each instance pulls at least once in η + 1 steps.
 
-        Sides that are equally fast wait for each other now and then, so a layout whose bounds are near each
-        other stays further below them; (a^-4 + b^-4)^(-1/4) of two equal ones is 84 % of either.
+        Equally fast sides sometimes wait for each other, so a layout whose bounds are close to each other
+        stays further below them; (a^-4 + b^-4)^(-1/4) of two equal bounds is 84 % of either.
         """
         bounds = self.bounds
         period = bounds.seconds("rollout") + self.pull_s / (self.layout.bound + 1)
@@ -85,13 +85,13 @@ class Candidate:
 
     @property
     def rank(self) -> tuple[float, ...]:
-        """Smallest for the most promising."""
+        """Sort key: smallest for the most promising."""
         return (-self.promise, self.layout.tensor_parallel, self.layout.rollout_gpus)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a short simulation of a candidate showed, its beginning left out."""
+    """Result of a candidate's short simulation, without its beginning."""
 
     tokens_per_s: float
     """Generated tokens trained on."""
@@ -99,18 +99,18 @@ class Outcome:
     staleness_mean: float
     staleness_max: int
     trainer_idle: float
-    """Share of the time in which it waited for a batch."""
+    """Share of the time that it waited for a batch."""
     instances_idle: float
-    """Share of the time, the beginning included, in which an instance neither decoded nor pulled."""
+    """Share of the time, beginning included, that an instance neither decoded nor pulled."""
 
 
 Simulate = Callable[[Sequence[Candidate]], Sequence[Outcome]]
-"""Simulates several candidates, at once where it can, and gives their outcomes in the same order."""
+"""Simulates several candidates, in parallel if possible, and returns their outcomes in the same order."""
 Outcomes = Mapping[Layout, Outcome]
 
 
 def with_layout(config: Config, layout: Layout) -> Config:
-    """The config of a layout, for a cluster on which nothing dies."""
+    """The config of a layout, without outages and slowdowns."""
     changes = {
         "rollout_gpus": layout.rollout_gpus,
         "tensor_parallel": layout.tensor_parallel,
@@ -126,18 +126,18 @@ def with_layout(config: Config, layout: Layout) -> Config:
     )
 
 
-# ---------------------------------------------------------------------- what there is to choose from
+# ---------------------------------------------------------------------- candidates
 
 
 def find_candidates(config: Config, gpus: int, bounds: Sequence[int]) -> list[Candidate]:
-    """Every layout of so many GPUs that fits their memory, under each η of `bounds`.
+    """All layouts of `gpus` GPUs that fit their memory, for each η of `bounds`.
 
-    Raises UserError, with the arithmetic, when there is none.
+    Raises UserError, with the arithmetic, if there is none.
     """
     if config.simulation.costs is not None:
         raise UserError(
-            "a plan works out costs from model and GPUs, so it cannot use those measured in simulation.costs "
-            f"{config.simulation.costs!r}: leave it out"
+            "a plan computes costs from model and GPUs, so it cannot use the costs in simulation.costs "
+            f"{config.simulation.costs!r}: leave that key out"
         )
     layouts = _layouts(config, find_roofline(config), gpus, sorted(set(bounds)))
     lengths = read_lengths(config)
@@ -162,8 +162,8 @@ def find_candidates(config: Config, gpus: int, bounds: Sequence[int]) -> list[Ca
 
 
 def _pull_s(config: Config, cluster: ClusterSettings, context: Context) -> float:
-    """Seconds of a pull by an instance at half its load, for it is seldom full when it pays to pull; at a
-    barrier it is empty.
+    """Seconds of a pull by an instance at half load, since it is seldom full when a pull pays; at a barrier
+    it is empty.
     """
     rebuilt = min(cluster.kv_capacity, cluster.max_running * context.held) / 2
     if cluster.on_pull == "keep_kv" or config.coordination.policy in ("sync", "one_step"):
@@ -180,7 +180,7 @@ def _layouts(config: Config, roofline: Roofline, gpus: int, bounds: Sequence[int
     bounds = sorted({effective_bound(policy, bound) for bound in bounds})
     parallels = [t for t in roofline.parallels() if _fits(config, roofline, t)]
     if not parallels:
-        check_capacity(config, roofline, max(roofline.parallels()))  # raises, with the sum
+        check_capacity(config, roofline, max(roofline.parallels()))  # raises, with the arithmetic
     colocated = policy == "sync"
     training = roofline.least_training_gpus()
     least = max(training, parallels[0]) if colocated else training + parallels[0]
@@ -208,10 +208,10 @@ def _fits(config: Config, roofline: Roofline, parallel: int) -> bool:
 
 
 def _rollout_gpus(gpus: int, parallel: int, training: int, *, colocated: bool) -> list[int]:
-    """Numbers of GPUs to generate with: multiples of an instance's, about 16 of them, in whole nodes if
-    there are many; `training` are needed for the rest.
+    """Numbers of rollout GPUs to try: about 16 multiples of an instance's GPUs, in whole nodes if there are
+    many GPUs. At least `training` GPUs are left for training.
     """
-    if colocated:  # all of them generate, and all of them train: how they are divided is of no account
+    if colocated:  # all GPUs generate and all train, so the split does not matter
         return [] if gpus % parallel or gpus == parallel else [parallel]
     unit = math.lcm(parallel, min(8, 2 ** int(math.log2(max(1, gpus // 32)))))
     splits = [n for n in range(unit, gpus, unit) if gpus - n >= training]
@@ -222,8 +222,7 @@ def _rollout_gpus(gpus: int, parallel: int, training: int, *, colocated: bool) -
 
 
 def search(candidates: Sequence[Candidate], simulate: Simulate, *, budget: int, at_once: int) -> Outcomes:
-    """Simulate at most `budget` candidates, `at_once` in a round: all that could still win, if there are no
-    more."""
+    """Simulate up to `budget` of the candidates that can still win, `at_once` in a round."""
     waiting: dict[int, list[Candidate]] = {}
     for candidate in _in_order(candidates):
         waiting.setdefault(candidate.layout.bound, []).append(candidate)
@@ -244,9 +243,10 @@ def search(candidates: Sequence[Candidate], simulate: Simulate, *, budget: int, 
 
 
 def _in_order(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Most promising first, those of a split that came before with less and less of their promise.
+    """Most promising first, where each further candidate of the same split counts less.
 
-    Instances of more GPUs change little beside another split, so the few simulations go to different splits.
+    The GPUs of an instance matter little compared with the split, so the few simulations go to different
+    splits.
     """
     before: Counter[tuple[int, int]] = Counter()
     order: list[tuple[tuple[float, ...], Candidate]] = []
@@ -278,39 +278,39 @@ def choose(outcomes: Outcomes) -> Layout:
 
 
 def whole_rounds(steps: int, bound: int) -> int:
-    """At least so many steps, a multiple of η + 1.
+    """`steps`, rounded up to a multiple of η + 1.
 
-    Buffers are empty at the start, so batches come in bursts of η + 1, and may do so for long: part of a
-    burst would be measured as faster, or slower, than the policy is.
+    Buffers are empty at the start, so batches arrive in bursts of η + 1, possibly for a long time. Measuring
+    part of a burst would overestimate or underestimate the throughput.
     """
     return -(-steps // (bound + 1)) * (bound + 1)
 
 
 def beginning(bound: int) -> int:
-    """Steps of a cluster that fills up, which are left out."""
+    """Steps during which the cluster fills up, excluded from the measurement."""
     return bound + 2
 
 
 def simulated_steps(candidate: Candidate) -> int:
-    """How many steps a candidate is simulated for: its beginning, and those that are measured."""
+    """Number of steps to simulate: the beginning and the measured ones."""
     bound = candidate.layout.bound
     return beginning(bound) + whole_rounds(MEASURED_STEPS, bound)
 
 
 def most_seconds(candidate: Candidate) -> float:
-    """Simulated seconds after which there is no use in waiting for the rest of the steps."""
+    """Limit on the simulated seconds of a candidate."""
     return PATIENCE * simulated_steps(candidate) * candidate.bounds.seconds()
 
 
 def outcome_of(result: SimulationResult, bound: int) -> Outcome:
-    """What counts of a result: the steps after its beginning, whole rounds of η + 1 of them.
+    """Outcome of the steps after the beginning, in whole rounds of η + 1.
 
-    Where there is no whole round, all steps count. Raises UserError when there was none at all.
+    Without a whole round, all steps count. Raises UserError if there was no step at all.
     """
     if not result.steps:
         raise UserError(
-            f"within {result.seconds:,.0f} simulated seconds no step was trained, so there is nothing to "
-            "plan with: the longest responses take too long for this policy"
+            f"no step was trained within {result.seconds:,.0f} simulated seconds, so nothing can be planned: "
+            "the longest responses take too long for this policy"
         )
     skip, steps = beginning(bound), result.steps
     rounds = (len(steps) - skip) // (bound + 1)

@@ -1,9 +1,9 @@
-"""How long simulated responses are.
+"""Lengths of simulated responses.
 
-Invariant: a length is a function of (seed, prompt, trajectory id) and of nothing else, so that policies are
-compared on the same work, and an interrupted trajectory ends where it would have ended.
+Invariant: a length is a function of (seed, prompt, trajectory id) alone, so policies are compared on the same
+work, and an interrupted trajectory ends where it would have ended undisturbed.
 
-A `Lengths` is asked once for each group, when it is drawn, and for a trajectory that is sampled anew.
+A `Lengths` is called once for each group, when it is drawn, and for each trajectory sampled anew.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from collections.abc import Callable, Sequence
 from statistics import NormalDist
 
 Lengths = Callable[[str, Sequence[str]], list[int]]
-"""(prompt, ids of trajectories of a group of it) -> response tokens of each, at least 1."""
+"""(prompt, trajectory ids of one of its groups) -> response tokens of each, at least 1."""
 
 _NORMAL = NormalDist()
 
 
 def fixed(tokens: int) -> Lengths:
-    """Every response takes `tokens` tokens."""
+    """Every response has `tokens` tokens."""
     return lambda prompt, members: [tokens] * len(members)
 
 
@@ -38,9 +38,9 @@ def lognormal(
 ) -> Lengths:
     """Lognormal, cut at `most` tokens (`max_new_tokens`).
 
-    `sigma` is the deviation of the logarithm. `correlation`, 0 to 1, is the share of its variance that the
-    members of a group have in common, for hard prompts get long answers. `truncated` is the share of
-    responses that never end by themselves and so run to `most`, beyond those that the tail sends there.
+    `sigma` is the deviation of the logarithm. `correlation`, 0 to 1, is the share of its variance common to
+    the members of a group, since hard prompts get long answers. `truncated` is the share of responses that
+    never end by themselves and run to `most`, in addition to those that the tail brings there.
     """
     _check_share("correlation", correlation)
     _check_share("truncated", truncated)
@@ -64,7 +64,8 @@ def lognormal(
 def bimodal(
     *, short: float, long: float, long_share: float, sigma: float = 0.25, most: int, seed: int
 ) -> Lengths:
-    """Two lognormal modes with medians `short` and `long`; a group is long as a whole with `long_share`."""
+    """Two lognormal modes with medians `short` and `long`; `long_share` is the probability that a whole group
+    is long."""
     _check_share("long_share", long_share)
 
     def lengths(prompt: str, members: Sequence[str]) -> list[int]:
@@ -76,9 +77,9 @@ def bimodal(
 
 
 def replay(recorded: Sequence[Sequence[int]], *, seed: int) -> Lengths:
-    """Recorded groups of response lengths, each prompt standing for one of them.
+    """Recorded groups of response lengths; each prompt gets one of them.
 
-    A group with more members than the record takes lengths from the record's beginning again.
+    A group with more members than its record starts again at the record's beginning.
     """
     if not recorded or not all(recorded):
         raise ValueError("replay needs at least one group, and no empty one")
@@ -104,7 +105,7 @@ def _uniform(seed: int, identity: str) -> float:
 
 
 def _uniforms(seed: int, identity: str) -> tuple[float, float]:
-    """Two independent numbers in (0, 1): the middles of 2**-52 cells, for the quantile of 0 is infinite."""
+    """Two independent numbers in (0, 1): the middles of 2**-52 cells, since the quantile of 0 is infinite."""
     digest = hashlib.blake2b(f"{seed}\x00length\x00{identity}".encode(), digest_size=16).digest()
     first, second = int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
     return ((first >> 12) + 0.5) * 2.0**-52, ((second >> 12) + 0.5) * 2.0**-52

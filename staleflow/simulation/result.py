@@ -1,4 +1,4 @@
-"""What came of a simulated run."""
+"""The result of a simulated run."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ class StepRow:
 
     step: int
     began: float
-    """The batch was handed out."""
+    """When the trainer got the batch."""
     ended: float
-    """The trainer takes the next batch."""
+    """When the trainer could take the next batch."""
     waited: float
-    """The trainer stood idle before it."""
+    """Idle time of the trainer before the step."""
     tokens: int
     """Generated tokens trained on."""
     trajectories: int
     staleness_mean: float
-    """Of the trajectories: step - V_traj."""
+    """Mean of step - V_traj over its trajectories."""
     staleness_max: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceRow:
-    """One instance, all its incarnations together. Seconds."""
+    """One instance, all its incarnations together. Times in seconds."""
 
     instance: str
     up: float
@@ -44,7 +44,7 @@ class InstanceRow:
 
     @property
     def idle_share(self) -> float:
-        """Share of its time in which it neither decoded nor pulled."""
+        """Share of its time that it neither decoded nor pulled."""
         return 1.0 - (self.busy + self.pulling) / self.up if self.up > 0 else 0.0
 
 
@@ -53,7 +53,7 @@ class SimulationResult:
     """Plain numbers; simulated seconds throughout."""
 
     reason: str
-    """Why it ended: Control's own reason, or `time` when `max_seconds` was reached or it was halted."""
+    """Why it ended: Control's reason, or `time` if `max_seconds` was reached or it was halted."""
     seconds: float
     steps: tuple[StepRow, ...]
     instances: tuple[InstanceRow, ...]
@@ -62,21 +62,21 @@ class SimulationResult:
     staleness: Mapping[int, int]
     """Trained trajectories by step - V_traj."""
     commands: Mapping[str, int]
-    """route, interrupt, abort, pull: how often each was sent."""
+    """Number of commands sent: route, interrupt, abort, pull."""
     rejections: int
     cycles: int
     resampled: int
     """Stragglers sampled anew."""
     truncated: int
-    """Stragglers trained on as far as they were."""
+    """Stragglers trained on with the tokens they had."""
     finished: int
-    """Trajectories whose response was completed."""
+    """Trajectories with a complete response."""
     prefilled: int
-    """Tokens whose KV was built, beyond those rebuilt by pulls."""
+    """Tokens whose KV was built, without those rebuilt by pulls."""
 
     @property
     def trained_tokens(self) -> int:
-        """Generated tokens that were trained on."""
+        """Generated tokens trained on."""
         return self.tokens["trained"]
 
     @property
@@ -92,25 +92,25 @@ class SimulationResult:
 
     @property
     def preemptions(self) -> int:
-        """Of all instances."""
+        """Preemptions of all instances."""
         return sum(row.preemptions for row in self.instances)
 
     @property
     def trainer_idle_share(self) -> float:
-        """Share of the run in which the trainer waited for a batch."""
+        """Share of the run that the trainer waited for a batch."""
         busy = sum(row.ended - row.began for row in self.steps)
         return 1.0 - busy / self.seconds if self.seconds > 0 else 0.0
 
     @property
     def instances_idle_share(self) -> float:
-        """Mean share of the instances' time in which they neither decoded nor pulled."""
+        """Mean share of the instances' time that they neither decoded nor pulled."""
         up = sum(row.up for row in self.instances)
         return 1.0 - sum(row.busy + row.pulling for row in self.instances) / up if up > 0 else 0.0
 
     def throughput(self, *, skip: int = 0, leave: int = 0) -> float:
         """Trained tokens per second, without the first `skip` and the last `leave` steps.
 
-        The first steps start with empty instances, and towards the last ones no new groups are drawn.
+        In the first steps the instances are still filling; before the last ones no new groups are drawn.
         """
         rows = self.steps[skip : len(self.steps) - leave]
         if not rows:

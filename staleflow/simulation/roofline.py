@@ -1,7 +1,7 @@
-"""What decoding, prefill, training and transfers cost, from a model, a GPU and shares of its peak.
+"""Costs of decoding, prefill, training and transfers, from a model, a GPU and shares of its peak.
 
 A rollout instance has t GPUs (tensor parallel). With B = t * memory bandwidth * its share and C = t * FLOPs
-* the share of decoding, one decode step of n trajectories with kv cached tokens takes
+* the share for decoding, one decode step of n trajectories with kv cached tokens takes
 
     k1 * kv + max(k2, k3 * n) + k4        seconds, with
 
@@ -10,27 +10,27 @@ A rollout instance has t GPUs (tensor parallel). With B = t * memory bandwidth *
     k3 = 2 FLOPs * active parameters / C + all-reduced bytes of a token / link
     k4 = step overhead + 2 * layers * all-reduce latency, the latter where t > 1
 
-- copies: with fewer KV heads than GPUs each head is kept by several of them: t / kv_heads;
-- bytes of the weights: of a dense model all but the input embedding. Of a mixture of experts those plus the
-  share of the experts that the step's tokens choose, 1 - (1 - k/E)^n, *averaged over n from 1 to `running`*,
-  the load that fits an instance: the cost model knows one floor for all n. So the floor is right on average
-  for an instance that empties trajectory by trajectory, too high for its last few and some percent too low
-  at full load;
-- all-reduced bytes: two all-reduces a layer of `hidden` numbers of 2 bytes, of which a ring sends
+- copies: with fewer KV heads than GPUs, t / kv_heads GPUs keep each head;
+- bytes of the weights: for a dense model, all but the input embedding. For a mixture of experts, those plus
+  the share of the experts that the step's tokens choose, 1 - (1 - k/E)^n, *averaged over n from 1 to
+  `running`*, the load that fits an instance, because the cost model has one floor for all n. So the floor is
+  right on average for an instance that empties trajectory by trajectory, too high for its last few and some
+  percent too low at full load;
+- all-reduced bytes: two all-reduces per layer of `hidden` numbers of 2 bytes, of which a ring sends
   2 (t - 1) / t.
 
-Prefill has no logits to compute: per token (2 * active parameters without the output layer + attention FLOPs
-* positions attended) / (t * FLOPs * the share of prefill) + the same all-reduced bytes.
+Prefill computes no logits: per token (2 * active parameters without the output layer + attention FLOPs
+* positions attended) / (t * FLOPs * the share for prefill) + the same all-reduced bytes.
 
-Training, on g GPUs: per token of prompts and responses (3 + log-prob passes) * (2 * active parameters +
-attention FLOPs * positions attended) / (g * FLOPs * the share of training); a backward pass costs two
-forward ones (that is the well-known 6 * parameters). Per optimizer update 30 bytes a parameter of memory
-traffic (Adam's state of 16 bytes read, 14 written) spread over g GPUs, and 4 bytes a parameter through each
-GPU's network (gradients reduced, weights gathered, as ZeRO does it; nothing is overlapped).
+Training on g GPUs: per token of prompts and responses (3 + log-prob passes) * (2 * active parameters +
+attention FLOPs * positions attended) / (g * FLOPs * the share for training); a backward pass costs as much as
+two forward passes (the well-known 6 * parameters). Per optimizer update: 30 bytes of memory traffic per
+parameter (Adam's state: 16 bytes read, 14 written), spread over g GPUs, and 4 bytes per parameter through
+each GPU's network (gradients reduced, weights gathered, as in ZeRO, without overlap).
 
-A push sends each training GPU's shard of the weights through its network, a pull brings all weights through
-those of the t GPUs of an instance. The parameter server is taken to be sharded well enough that concurrent
-pulls do not slow each other.
+A push sends each training GPU's shard of the weights through its network; a pull loads all weights through
+the networks of the t GPUs of an instance. The parameter server is assumed to be sharded well enough that
+concurrent pulls do not slow each other.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ from staleflow.simulation.models import NUMBER_BYTES, ModelDescription
 from staleflow.simulation.settings import TrainerCosts
 
 STATE_BYTES = 16
-"""Per parameter in training: weight and gradient in bfloat16; master weight and two moments in float32."""
+"""Bytes per trained parameter: weight and gradient in bfloat16; master weight and two moments in float32."""
 UPDATE_BYTES = 30
-"""Memory traffic of one Adam update per parameter: all of the state read, all but the gradient written."""
+"""Bytes of memory traffic per parameter of one Adam update: all state read, all but the gradient written."""
 GB = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shares:
-    """Of the hardware's peak; see the config's section `simulation.efficiency`."""
+    """Achieved shares of the hardware's peak; see the config's section `simulation.efficiency`."""
 
     memory_bandwidth: float = 0.8
     decode_compute: float = 0.6
@@ -76,17 +76,17 @@ class Roofline:
     # ------------------------------------------------------------------ a rollout instance of `parallel` GPUs
 
     def kv_capacity(self, parallel: int) -> int:
-        """Tokens that fit beside the weights.
+        """Tokens of KV that fit into memory beside the weights.
 
         floor((t * memory * share - bytes of the weights) / (KV bytes of a token * copies)); may be below 0.
-        Raises UserError for a number of GPUs that the model cannot be split over.
+        Raises UserError if the model cannot be split over that many GPUs.
         """
         self._check_parallel(parallel)
         free = parallel * self.gpu.memory * self.shares.kv_memory - self.model.weight_bytes
         return int(free // (self.model.kv_bytes * self._copies(parallel)))
 
     def memory_sum(self, parallel: int) -> str:
-        """The arithmetic of `kv_capacity` in words."""
+        """The arithmetic of `kv_capacity`, for a message."""
         memory, share = self.gpu.memory / GB, self.shares.kv_memory
         weights = self.model.weight_bytes / GB
         free = parallel * memory * share - weights
@@ -100,8 +100,9 @@ class Roofline:
     def costs(self, parallel: int, *, running: int, attended: float, pull_s: float = 0.0) -> CostModel:
         """The cost model of an instance.
 
-        `running`: trajectories that fit it, of which a mixture's floor is the average. `attended`: positions
-        that a token of a rebuilt KV attends to, on average. `pull_s`: seconds of a pull beside its transfer.
+        `running`: trajectories that fit it; the floor of a mixture is averaged over loads up to this.
+        `attended`: mean positions that a token attends to when its KV is rebuilt. `pull_s`: seconds of a pull
+        in addition to its transfer.
         """
         self._check_parallel(parallel)
         model, shares = self.model, self.shares
@@ -122,7 +123,7 @@ class Roofline:
         )
 
     def bytes_read(self, running: int) -> float:
-        """Of weights in a decode step, averaged over loads from 1 to `running`."""
+        """Bytes of weights that a decode step reads, averaged over loads from 1 to `running`."""
         loads = range(1, max(1, running) + 1)
         experts = sum(self.model.experts_read(n) for n in loads) / len(loads)
         return (self.model.shared_parameters + self.model.expert_parameters * experts) * NUMBER_BYTES
@@ -139,7 +140,7 @@ class Roofline:
             )
 
     def parallels(self) -> tuple[int, ...]:
-        """Numbers of GPUs that one instance may have, whether or not the model fits their memory."""
+        """Possible numbers of GPUs of one instance, whether or not the model fits their memory."""
         heads, kv_heads = self.model.heads, self.model.kv_heads
         return tuple(
             t
@@ -150,13 +151,13 @@ class Roofline:
     # ------------------------------------------------------------------ training on `gpus` GPUs
 
     def least_training_gpus(self) -> int:
-        """GPUs whose memory holds weights, gradients and optimizer: ceil(16 bytes a parameter / what one
-        has)."""
+        """Minimum of GPUs whose memory holds weights, gradients and optimizer: ceil(16 bytes per parameter /
+        usable bytes of one GPU)."""
         state = self.model.parameters * STATE_BYTES
         return int(-(-state // (self.gpu.memory * self.shares.training_memory)))
 
     def training_sum(self) -> str:
-        """The arithmetic of `least_training_gpus` in words."""
+        """The arithmetic of `least_training_gpus`, for a message."""
         state = self.model.parameters * STATE_BYTES / GB
         return (
             f"weights, gradients and optimizer: {self.model.parameters / GB:.1f} billion parameters x "
@@ -165,7 +166,7 @@ class Roofline:
         )
 
     def check_training(self, gpus: int) -> None:
-        """Raises UserError when the model does not fit so many GPUs."""
+        """Raise UserError if the model does not fit into `gpus` GPUs."""
         if gpus < self.least_training_gpus():
             raise UserError(
                 f"{self.model.name} cannot be trained on {gpus} {self.gpu.name} ({self.training_sum()}): "
@@ -182,11 +183,11 @@ class Roofline:
         overhead_s: float = 0.0,
         push_s: float = 0.0,
     ) -> TrainerCosts:
-        """What a training step takes.
+        """Time of a training step.
 
-        `attended`: positions that a trained token attends to, on average; `updates`: optimizer updates a
-        step; `overhead_s`, `push_s`: seconds of a step and of a push beside what is worked out here. Raises
-        UserError when the model does not fit.
+        `attended`: mean positions that a trained token attends to; `updates`: optimizer updates per step;
+        `overhead_s`, `push_s`: seconds of a step and of a push in addition to those computed here. Raises
+        UserError if the model does not fit.
         """
         self.check_training(gpus)
         model, gpu, shares = self.model, self.gpu, self.shares

@@ -1,4 +1,4 @@
-"""What a simulated cluster is made of."""
+"""Settings of a simulated cluster."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from staleflow.simulation.response_lengths import Lengths
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerCosts:
-    """Seconds that the trainer takes for a step."""
+    """Times of a training step and its push, in seconds."""
 
     fixed_s: float = 0.0
     token_s: float = 0.0
     """Per token of prompts and responses."""
     push_s: float = 0.0
-    """From the end of an update until its weights can be pulled; the next update waits for it."""
+    """From the end of an update until its weights can be pulled; the next update waits for this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outage:
-    """An instance dies, and comes back as a new incarnation."""
+    """An instance dies and restarts as a new incarnation."""
 
     at: float
     """Seconds from the start."""
@@ -44,7 +44,7 @@ class Slowdown:
 
 
 def always_right(trajectory_id: str) -> float:
-    """Reward 1 for everybody."""
+    """Reward 1 for every trajectory."""
     return 1.0
 
 
@@ -54,9 +54,9 @@ class ClusterSettings:
 
     instances: int
     kv_capacity: int
-    """Of each instance."""
+    """Tokens that each instance's KV cache holds."""
     max_running: int
-    """Most trajectories that an instance decodes at once."""
+    """Limit on the trajectories that an instance decodes at once."""
     costs: CostModel
     trainer: TrainerCosts
     group_size: int
@@ -67,21 +67,21 @@ class ClusterSettings:
     """Redundant members of each group."""
     on_pull: OnPull = "recompute"
     interval_s: float = 0.05
-    """Least time between two coordination cycles; without news there is none."""
+    """Minimum time between two coordination cycles; without news no cycle takes place."""
     command_s: float = 0.0
-    """From a decision to the instance that obeys it (it does so between two decode steps)."""
+    """Latency from a decision to the instance (which applies it between two decode steps)."""
     report_s: float = 0.0
-    """From an instance to the coordinator."""
+    """Latency from an instance to the coordinator."""
     progress_interval_s: float = 30.0
-    """How often the lengths of running trajectories are reported."""
+    """Period for reporting the lengths of running trajectories."""
     reward_s: float = 0.0
-    """To score one trajectory."""
+    """Time to score one trajectory."""
     reward_workers: int | None = None
-    """Trajectories scored at the same time; None: any number."""
+    """Trajectories scored at the same time; None: unlimited."""
     reward: Callable[[str], float] = always_right
     """Raw reward by trajectory id."""
     prompts: int | None = None
-    """Prompts in the source; None: no end."""
+    """Prompts in the source; None: unlimited."""
     outages: tuple[Outage, ...] = ()
     slowdowns: tuple[Slowdown, ...] = ()
 
@@ -101,6 +101,8 @@ class ClusterSettings:
         changes: list[Outage | Slowdown] = [*self.outages, *self.slowdowns]
         for change in changes:
             if not 0 <= change.instance < self.instances or change.at < 0:
-                raise UserError(f"{change} is not about one of the {self.instances} instances, or too early")
+                raise UserError(
+                    f"{change} must name an instance from 0 to {self.instances - 1} and a time of at least 0"
+                )
         if any(slowdown.factor <= 0 for slowdown in self.slowdowns):
             raise UserError("the factor of a slowdown must be above 0")

@@ -1,9 +1,9 @@
-"""A simulated trajectory: how many tokens it has and which weights made them. No token ids.
+"""A simulated trajectory: the number of its tokens and their weight versions, without token ids.
 
-To the run loop it is a `data.responses.Response`, as far as an instance has reported it.
+For the run loop it is a `data.responses.Response` that shows what an instance has reported.
 
-Invariant: `runs` and `base` always agree: `base == prompt + sum of the runs' tokens`. While it is running,
-the tokens gained since `since` come on top; `fold` writes them down.
+Invariant: `runs` and `base` always agree: `base == prompt + sum of the runs' tokens`. Tokens that a running
+trajectory has gained after step `since` are not included; `fold` adds them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from staleflow.data.trajectory import FinishReason, Reward
 
 
 class SimulatedTrajectory:
-    """One response on its way. `since`, `entered` and `stay` belong to the instance that decodes it."""
+    """One response in progress. `since`, `entered` and `stay` belong to the instance that decodes it."""
 
     __slots__ = (
         "base",
@@ -47,9 +47,9 @@ class SimulatedTrajectory:
         self.target = target
         """Prompt and response tokens when it ends."""
         self.truncated = truncated
-        """It ends because its budget is used up."""
+        """True if it ends because its budget is used up."""
         self.base = prompt
-        """Prompt and response tokens written down in `runs`."""
+        """Prompt and response tokens recorded in `runs`."""
         self.runs: list[tuple[int, int]] = []
         """(weight version, tokens), in order; adjacent runs differ in version."""
         self.min_version: int | None = None
@@ -57,15 +57,15 @@ class SimulatedTrajectory:
         self.max_version: int | None = None
         """Newest version among its tokens; None before the first."""
         self.since = 0
-        """Decode step of its instance up to which `base` counts."""
+        """Decode step of its instance up to which `base` counts tokens."""
         self.entered = -1
         """Decode step of its instance after which it joined the batch."""
         self.stay = 0
-        """Grows whenever it enters or leaves a batch, so that old plans for it are recognized."""
+        """Increases whenever it enters or leaves a batch, so that outdated plans for it are recognized."""
         self.reported = prompt
-        """Length that its owner knows: what is left when its instance is lost."""
+        """Length that its owner knows, and that remains if its instance is lost."""
         self.dropped_at = 0
-        """`reported` when it was dropped while an instance held it."""
+        """Value of `reported` when it was dropped while an instance held it."""
         self.failed = False
         self.reward: Reward | None = None
         self.token_hash = ""
@@ -74,7 +74,7 @@ class SimulatedTrajectory:
 
     @property
     def response(self) -> int:
-        """Generated tokens written down."""
+        """Generated tokens recorded in `runs`."""
         return self.base - self.prompt
 
     @property
@@ -84,12 +84,12 @@ class SimulatedTrajectory:
 
     @property
     def response_len(self) -> int:
-        """Generated tokens that were reported."""
+        """Generated tokens reported so far."""
         return self.reported - self.prompt
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Why it ended; None: that it has is not reported."""
+        """Why it ended; None if its end has not been reported."""
         if self.failed:
             return FinishReason.FAILED
         if self.reported < self.target:
@@ -98,16 +98,16 @@ class SimulatedTrajectory:
 
     @property
     def version_runs(self) -> tuple[tuple[int, int], ...]:
-        """(version, tokens) of each stretch written down."""
+        """(version, tokens) of each recorded run."""
         return tuple(self.runs)
 
     def hashed(self) -> str:
-        """Sets and returns `token_hash`, which stands for the ids: a function of the id and the length."""
+        """Set and return `token_hash`, a function of id and length in place of a hash of token ids."""
         self.token_hash = f"{zlib.crc32(f'{self.trajectory_id}:{self.base}'.encode()):08x}"
         return self.token_hash
 
     def fold(self, step: int, version: int) -> None:
-        """Write down the tokens gained up to decode step `step`, made by weights of `version`."""
+        """Record the tokens gained up to decode step `step` with weights of `version`."""
         gained = step - self.since
         if gained:
             self.since = step
@@ -123,7 +123,7 @@ class SimulatedTrajectory:
                     self.max_version = version
 
     def cut(self, length: int) -> int:
-        """Forget all tokens after `length`; returns how many those were."""
+        """Drop all tokens after `length`; returns their number."""
         lost = excess = self.base - length
         while excess > 0:
             version, tokens = self.runs.pop()

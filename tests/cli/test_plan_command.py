@@ -79,7 +79,7 @@ def test_the_overlay_is_a_config_of_the_choice_and_never_replaces_a_file_silentl
     [
         (["--eta", "1.5"], "--eta is '1.5', not a list of whole numbers"),
         (["--gpus", "3"], "3 H20 are too few for qwen2.5-14b"),
-        (["simulation.model=nothing"], "no folder and no known model"),
+        (["simulation.model=nothing"], "neither a folder nor a known model"),
     ],
 )
 def test_refusals_come_before_any_simulation(arguments: list[str], said: str) -> None:

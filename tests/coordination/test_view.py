@@ -45,9 +45,9 @@ def test_the_view_shows_instances_with_their_unacknowledged_commands() -> None:
     assert view.outstanding("i0") == (pull,)
     hand.tell(InstanceLost(instance="i0", incarnation=1, reason="killed"))
     assert view.instances() == ()
-    assert view.urgent
+    assert view.clock.urgent
     hand.cycle()
-    assert not view.urgent
+    assert not view.clock.urgent
 
 
 def test_the_view_is_read_only_and_tells_why_the_run_ends() -> None:

@@ -74,8 +74,8 @@ def test_a_cluster_too_small_is_told_with_the_sums() -> None:
     wanted = [share("servers", 1, CPU=1), share("training", 2, CPU=1, GPU=1), share("rollout", 4, GPU=2)]
     nodes = [{"CPU": 8.0, "GPU": 4.0}, {"CPU": 8.0, "GPU": 4.0}]
     assert lack_of_resources(wanted, nodes) == (
-        "the run asks for 10 GPU, and the cluster has 8 GPU in 2 nodes: training 2 x (1 GPU), "
-        "rollout 4 x (2 GPU); take a larger cluster, or lower cluster.placement or the number of "
+        "the run asks for 10 GPU, but the cluster has 8 GPU in 2 nodes: training 2 x (1 GPU), "
+        "rollout 4 x (2 GPU); use a larger cluster, or lower cluster.placement or the number of "
         "rollout.instances"
     )
 
@@ -83,7 +83,7 @@ def test_a_cluster_too_small_is_told_with_the_sums() -> None:
 def test_an_instance_needs_its_gpus_on_one_node() -> None:
     nodes = [{"CPU": 8.0, "GPU": 4.0}, {"CPU": 8.0, "GPU": 4.0}]
     assert lack_of_resources([share("rollout", 1, GPU=8)], nodes) == (
-        "one actor of rollout asks for 8 GPU on one node, and no node has that (most of each: 4 GPU): "
+        "one actor of rollout asks for 8 GPU on one node, but no node has that (maximum of each: 4 GPU): "
         "lower it in cluster.placement"
     )
 
@@ -127,5 +127,5 @@ def test_without_a_group_options_ask_for_gpus_at_most() -> None:
 
 def test_an_actor_beyond_those_that_were_planned_has_no_place() -> None:
     placement = Placement(group=object(), bundles={("rollout", 0): 0}, shares={"rollout": {"CPU": 1.0}})
-    with pytest.raises(ValueError, match="no place was made for number 1 of rollout"):
+    with pytest.raises(ValueError, match="rollout has no bundle number 1"):
         placement.options("rollout", 1)

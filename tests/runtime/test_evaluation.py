@@ -153,7 +153,7 @@ def test_weights_that_are_loaded_already_are_not_loaded_again() -> None:
 
 
 def test_a_verifier_that_never_answers_ends_the_run() -> None:
-    with pytest.raises(RunFailed, match="verifier did not answer"):
+    with pytest.raises(RunFailed, match="the verifier did not answer within 600 s"):
         evaluator(Answering(), Scripted({}, silent=True), EvaluationPlan(max_new_tokens=2)).evaluate({}, 0)
 
 

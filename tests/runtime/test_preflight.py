@@ -103,7 +103,7 @@ def test_places_that_do_not_fit_leave_no_folder_either(
 ) -> None:
     def refuses(config: Config, folder: Path) -> None:
         assert folder == tmp_path / "toy"
-        raise ConfigError("the run asks for 10 GPU, and the cluster has 8 GPU")
+        raise ConfigError("the run asks for 10 GPU, but the cluster has 8 GPU")
 
     monkeypatch.setattr(preflight, "build_cluster", refuses)
     config = toy_config(model, tmp_path, "cluster.runtime=ray")
@@ -182,7 +182,7 @@ def test_gpus_that_this_machine_lacks_are_named_without_starting_ray(
     wanted = ("cluster.runtime=ray", "rollout.instances=3", "cluster.placement.rollout_gpus=1")
     (problem,) = run_problems(toy_config(model, tmp_path, *wanted))
     assert problem.startswith(
-        "the run asks for 3 GPU, and the cluster has 1 GPU in 1 node: rollout 3 x (1 GPU)"
+        "the run asks for 3 GPU, but the cluster has 1 GPU in 1 node: rollout 3 x (1 GPU)"
     )
     assert run_problems(toy_config(model, tmp_path, *wanted, "rollout.instances=1")) == []
 
@@ -232,4 +232,4 @@ def test_a_node_reports_what_it_does_not_see(tmp_path: Path) -> None:
     )
     assert node_problem(report, paths[:1]) == ""
     old = NodeReport(version="0.0.1", missing_paths=())
-    assert node_problem(old, paths).startswith("has staleflow 0.0.1, and this is ")
+    assert node_problem(old, paths).startswith("has staleflow 0.0.1, but this is ")

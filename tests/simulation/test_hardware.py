@@ -100,7 +100,7 @@ def test_too_few_training_gpus_are_refused_with_the_sum() -> None:
 
 def test_instances_that_all_die_are_refused() -> None:
     outages = "simulation.outages=[{at: 1.0, instance: 0}, {at: 2.0, instance: 1}]"
-    assert "takes all 2 instances for good" in refusal("simulation.rollout_gpus=2", outages)
+    assert "ends all 2 instances for good" in refusal("simulation.rollout_gpus=2", outages)
     cluster = settings("simulation.rollout_gpus=3", outages)
     assert cluster.outages == (
         Outage(at=1.0, instance=0, down_s=None),
@@ -170,7 +170,7 @@ def test_recorded_lengths_are_replayed_by_group(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_a_journal_cannot_be_replayed(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"holds no journal\.jsonl"):
+    with pytest.raises(UserError, match=r"has no journal\.jsonl"):
         recorded_lengths(tmp_path)
 
 
@@ -184,5 +184,5 @@ def test_rewards_are_chance_with_a_seed() -> None:
 
 
 def test_an_unknown_model_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no folder and no known model"):
+    with pytest.raises(ConfigError, match="neither a folder nor a known model"):
         settings("simulation.model=gpt")

@@ -86,7 +86,7 @@ def test_a_mixture_is_read_from_its_config_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"kv_lora_rank": 512}, "another shape than Llama's (kv_lora_rank is set)"),
+        ({"kv_lora_rank": 512}, "shape differs from Llama's (kv_lora_rank is set)"),
         ({"vocab_size": None}, "has no vocab_size"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0, not a whole number of at least 1"),
         ({"hidden_size": "4096"}, "hidden_size is '4096'"),
@@ -101,7 +101,7 @@ def test_another_shape_is_refused(tmp_path: Path, changes: dict[str, Any], said:
 def test_a_mistyped_model_or_gpu_is_refused_with_what_there_is() -> None:
     with pytest.raises(ConfigError, match=r"did you mean qwen2\.5-14b\?"):
         find_model("Qwen2.5-14")
-    with pytest.raises(UserError, match="use one of H20, H100, H200, A100"):
+    with pytest.raises(UserError, match="unknown GPU 'B200': use one of H20, H100, H200, A100"):
         find_gpu("B200")
 
 

@@ -143,7 +143,7 @@ def test_a_response_that_no_instance_holds_is_refused_with_the_sum() -> None:
 
 def test_measured_costs_cannot_be_planned_with() -> None:
     stated = [f"simulation.training.{key}=1.0" for key in ("fixed_s", "token_s", "push_s")]
-    with pytest.raises(UserError, match=r"cannot use those measured in simulation\.costs 'c\.json'"):
+    with pytest.raises(UserError, match=r"cannot use the costs in simulation\.costs 'c\.json'"):
         find_candidates(config("simulation.costs=c.json", *stated), 16, [1])
 
 
@@ -312,7 +312,7 @@ def test_steps_are_measured_in_whole_rounds_of_the_bound(steps: int, bound: int,
 
 
 def test_a_run_without_a_step_is_refused() -> None:
-    with pytest.raises(UserError, match="within 100 simulated seconds no step was trained"):
+    with pytest.raises(UserError, match="no step was trained within 100 simulated seconds"):
         outcome_of(dataclasses.replace(RESULT, steps=()), 1)
 
 

@@ -1,9 +1,9 @@
 """The parts as processes. `RayBackend` makes each class a Ray actor.
 
-Invariants: an actor builds its part inside its own process, and in `start` if the input may be at fault, for
-Ray reports what a constructor raises as a death without a cause; messages are few and large
-(one call per instance and interval, never one per trajectory); weights go from the trainer's process into the
-parameter server's storage and from there into the others, never through an actor call.
+Invariants: an actor builds its part inside its own process, and in `start` if the user's input may be wrong,
+because Ray reports an exception in a constructor as a death without a cause; messages are few and large (one
+call per instance and interval, never one per trajectory); weights go from the trainer's process into the
+parameter server's storage and from there into other processes, never through an actor call.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from staleflow.servers.transport import Handle, wait_for_weights
 from staleflow.telemetry.events import Evaluated
 
 EVALUATION_NICENESS = 5
-"""Where cores are short, evaluation gets about a third of the share of a part that training waits for."""
+"""If cores are scarce, evaluation gets about a third of the CPU share of a part that training waits for."""
 TRANSFER_WAIT_S = 30.0
-"""How long a Pull waits for weights on their way to this node, before it is refused and ordered again."""
+"""A Pull waits this long for weights on their way to this node; then it is refused and ordered again."""
 IDLE_WAIT_S = 0.05
-"""How long the decode thread sleeps with nothing to do, unless commands wake it."""
+"""An idle decode thread sleeps this long, unless commands wake it."""
 
 
 def log_to(folder: Path, part: str) -> None:
-    """Send this process's log messages to `logs/<part>.log`, unless this node does not see the folder."""
+    """Write this process's log messages to `<folder>/<part>.log` if this node sees the folder."""
     if not folder.is_dir():
         return
     handler = logging.FileHandler(folder / f"{part}.log", encoding="utf-8")
@@ -52,19 +52,19 @@ def log_to(folder: Path, part: str) -> None:
 
 
 class ParameterServerActor:
-    """Owns the storage of the weights, on one node."""
+    """Owns the storage of the weights on one node."""
 
     def __init__(self, logs: Path) -> None:
         log_to(logs, "parameter_server")
 
     def start(self, run_name: str, transport: str, options: Mapping[str, Any]) -> Handle:
-        """Make the storage; returns how the other processes connect."""
+        """Create the storage; returns the handle for the other processes."""
         given = {name: value for name, value in options.items() if value is not None}
         self._server = ParameterServer(transport, run_name=run_name, **given)
         return self._server.handle
 
     def live(self, wait_s: float) -> None:
-        """A sign of life after a while."""
+        """Liveness check: returns after `wait_s`."""
         time.sleep(wait_s)
 
     def close(self) -> None:
@@ -73,7 +73,7 @@ class ParameterServerActor:
 
 
 class WeightDirectoryActor(WeightDirectory):
-    """Owns the storage of the weights, on every node."""
+    """Owns the storage of the weights on every node."""
 
     def __init__(self, logs: Path) -> None:
         log_to(logs, "parameter_server")
@@ -81,7 +81,7 @@ class WeightDirectoryActor(WeightDirectory):
 
 
 class RolloutActor:
-    """One rollout instance. A thread of its own decodes; calls only hand things over.
+    """One rollout instance. A separate thread decodes; calls only pass data to and from it.
 
     ::
 
@@ -114,7 +114,7 @@ class RolloutActor:
         self._waits_since: float | None = None
 
     def start(self) -> InstanceJoined:
-        """Build the engine, load the newest weights, begin to decode."""
+        """Build the engine, load the newest weights and start the decode thread."""
         config = self._config
         engine = self._parts.engine(self._weights.here(), self._engine_log)
         subscriber = self._weights.subscriber()
@@ -142,15 +142,15 @@ class RolloutActor:
         )
 
     def deliver(self, commands: Sequence[Command], payloads: Mapping[str, Trajectory]) -> None:
-        """Hand commands over; they are applied between two decode steps."""
+        """Queue commands; they are applied between two decode steps."""
         with self._wake:
             self._inbox.append((commands, payloads))
             self._wake.notify()
 
     def updates(self, wait_s: float) -> InstanceUpdate | None:
-        """The next report, or None when there is nothing to say for `wait_s`.
+        """The next report, or None if there is none within `wait_s`.
 
-        Raises EngineError when the engine failed, or has been in one step for rollout.lost_after_s.
+        Raises EngineError if the engine failed, or has been in one step for longer than rollout.lost_after_s.
         """
         try:
             return self._outbox.get(timeout=wait_s)
@@ -192,9 +192,9 @@ class RolloutActor:
         return taken
 
     def _awaits_weights(self) -> bool:
-        """The next commands are a Pull of what is still on its way to this node: they can wait a while.
+        """True if the next commands pull a version still on its way to this node, so they should wait.
 
-        Decoding goes on meanwhile. Refused at once, the Pull would come again in every cycle.
+        Decoding continues meanwhile. A Pull refused at once would be ordered again in every cycle.
         """
         wanted = [c.version for commands, _ in self._inbox for c in commands if isinstance(c, Pull)]
         if not wanted or self._has_version(max(wanted)):
@@ -226,11 +226,11 @@ class RewardActor:
         self._request = parts.request()
 
     def submit(self, trajectories: Sequence[Trajectory]) -> None:
-        """Have trajectories scored."""
+        """Submit trajectories for scoring."""
         self._pool.submit([self._request(t) for t in trajectories])
 
     def answers(self, wait_s: float) -> RewardsReady:
-        """What has been scored; waits for the first."""
+        """The new rewards; waits up to `wait_s` for the first."""
         return RewardsReady(tuple(self._pool.poll(wait_s)))
 
     def close(self) -> None:
@@ -239,7 +239,7 @@ class RewardActor:
 
 
 class EvaluatorActor:
-    """Evaluation with engines of its own."""
+    """Evaluation with its own engines."""
 
     def __init__(self, parts: PartBuilders, weights: Handle, logs: Path) -> None:
         log_to(logs, "evaluator")
@@ -250,16 +250,16 @@ class EvaluatorActor:
         self._subscriber = weights.subscriber()
 
     def start(self) -> None:
-        """Build engines and verifier processes."""
+        """Build the engines and verifier processes."""
         self._evaluator = self._parts.evaluator(self._weights.here(), self._engine_log)
 
     def evaluate(self, version: int) -> Evaluated:
-        """Evaluate a version that is held, or the newest."""
+        """Evaluate a version that is held or the newest."""
         began = time.monotonic()
         with self._subscriber.lease(version) as lease:
             values = self._evaluator.evaluate(lease.tensors, version)
         return Evaluated(version=version, values=values, seconds=time.monotonic() - began)
 
     def close(self) -> None:
-        """Free engines and verifier processes."""
+        """Free the engines and verifier processes."""
         self._evaluator.close()

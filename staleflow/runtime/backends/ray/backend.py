@@ -1,13 +1,13 @@
-"""The Ray backend: every part an actor, orders are calls, messages are finished calls.
+"""The Ray backend: every part is an actor, orders are calls, messages are finished calls.
 
 Flow: for each instance one call is always under way, first `start`, then `updates`, which returns when the
-instance has news (not more often than every coordination interval) or after a while as a sign of life. A call
-that does not return in time, or ends with an error, means that the instance is lost: its actor is killed and
-a new incarnation started. Rewards and parameter server give signs of life likewise, and the run fails when
-they do not. A training step, a checkpoint and an evaluation may take as long as they like.
+instance has news (at most once per coordination interval) or after a while as a sign of life. If a call does
+not return in time, or ends with an error, the instance is lost: its actor is killed and a new incarnation
+started. Rewards and parameter server give signs of life in the same way, and the run fails without them.
+Training steps, checkpoints and evaluations have no time limit.
 
-Invariants: no call blocks the loop but `poll`, and that for no longer than it was told; parts that share a
-GPU start one after the other, for vLLM counts as its own what others take of the memory while it starts.
+Invariants: only `poll` blocks the loop, and not beyond its deadline; parts that share a GPU start one after
+the other, because vLLM attributes all memory taken during its start to itself.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ from staleflow.servers.transport import Handle
 from staleflow.telemetry.events import EvaluationFailed, InstanceDown, StepTrained
 
 ANSWER_WAIT_S = 2.0
-"""How long a part may stay silent before it gives a sign of life."""
+"""A part without news gives a sign of life after this time."""
 SILENT_LIMIT_S = 60.0
-"""Without a sign of life from the rewards or the parameter server for this long, they are taken for dead."""
+"""Rewards or parameter server without a sign of life for this long are considered dead."""
 MAX_RESTARTS = 3
-"""Restarts of one instance; then it stays down. Of the evaluation; then the run fails."""
+"""Limit on restarts. After these an instance stays down; if it is the evaluation, the run fails."""
 CLOSE_WAIT_S = 5.0
-"""How long a part may take to end in good order before its process is killed."""
+"""Time limit for a clean shutdown of a part before its process is killed."""
 
 _log = logging.getLogger(__name__)
 
 
 class RayBackend:
-    """See the module. Lives in the actor that runs the loop; every other actor is its child."""
+    """See the module. It lives in the actor that runs the loop; all other actors are its children."""
 
     def __init__(
         self,
@@ -76,8 +76,8 @@ class RayBackend:
         placement: Placement | None = None,
         environments: Environments | None = None,
     ) -> None:
-        """`placement` None: every part runs where Ray puts it. `environments` are in this process; None:
-        every turn is the last.
+        """`placement` None: Ray chooses where each part runs. `environments` run in this process; None: every
+        turn is the last.
         """
         self._clock = clock
         self._environments = environments
@@ -91,7 +91,7 @@ class RayBackend:
         self._calls = Calls(clock)
         self._instances: dict[str, Any] = {}
         self._incarnations: dict[str, int] = {}
-        self._to_start: deque[str] = deque()  # instances whose turn to start has not come
+        self._to_start: deque[str] = deque()  # instances waiting for their turn to start
         self._trainer: Any = None
         self._evaluator: Any = None
         self._evaluator_failures = 0
@@ -102,7 +102,7 @@ class RayBackend:
     # ------------------------------------------------------------------ orders
 
     def start(self) -> None:
-        """Start parameter server and rewards; then the trainer, and once there are weights, the instances."""
+        """Start parameter server and rewards, then the trainer, and when there are weights, the instances."""
         config = self._config
         self._start_server()
         places = self._placement.options("reward")
@@ -131,28 +131,28 @@ class RayBackend:
         self._calls.expect(start, "the parameter server", self._on_server_up)
 
     def deliver(self, instance: str, commands: Sequence[Command], payloads: Mapping[str, Trajectory]) -> None:
-        """Hand commands to an instance; a lost one is noticed by its `updates` call."""
+        """Send commands to an instance; its `updates` call detects a lost one."""
         actor = self._instances.get(instance)
         if actor is not None:
             actor.deliver.options(concurrency_group="deliver").remote(commands, payloads)
 
     @property
     def more_now(self) -> bool:
-        """Time passes by itself."""
+        """Does nothing: real time passes by itself."""
         return False
 
     def respond(self, trajectories: Sequence[Trajectory]) -> None:
-        """Ask the environments."""
+        """Send trajectories to the environments."""
         assert self._environments is not None
         self._environments.submit(trajectories)
 
     def score(self, trajectories: Sequence[Trajectory]) -> None:
-        """Hand trajectories to the rewards."""
+        """Send trajectories to the rewards."""
         call = self._reward.submit.options(concurrency_group="submit").remote(trajectories)
         self._calls.expect(call, "the rewards", lambda _: [])
 
     def train(self, batch: TrainBatch, *, hold: bool) -> None:
-        """Hand a batch to the trainer; the push is asked for when the step is done."""
+        """Send a batch to the trainer; when the step is done, wait for its push."""
 
         def trained(message: StepTrained) -> list[Message]:
             pushed = self._trainer.pushed.options(concurrency_group="pushed").remote(message.step + 1)
@@ -162,11 +162,11 @@ class RayBackend:
         self._calls.expect(self._trainer.train.remote(batch, hold), "the trainer", trained)
 
     def save(self, version: int) -> None:
-        """Have the trainer save, after the step it is at."""
+        """Let the trainer save a checkpoint after its current step."""
         self._calls.expect(self._trainer.save.remote(version), "the trainer", lambda message: [message])
 
     def evaluate(self, version: int) -> None:
-        """Evaluate; the trainer lets the version go afterwards."""
+        """Evaluate a version; afterwards the trainer releases it."""
 
         def done(message: Message) -> list[Message]:
             self.release(version)
@@ -185,30 +185,28 @@ class RayBackend:
         self._calls.expect(call, "the evaluation", done, on_error=failed)
 
     def release(self, version: int) -> None:
-        """The trainer holds it."""
+        """Let the trainer release a version that it holds."""
         self._trainer.release.remote(version)
 
     # ------------------------------------------------------------------ messages
 
     def poll(self, until: float) -> Sequence[Message]:
-        """Wait for the first finished call, then take all that are finished."""
+        """Wait until `until` for the first call to finish, then return the messages of all finished calls."""
         answers = self._environments.poll(0.0) if self._environments is not None else ()
         timeout_s = 0.0 if answers else max(0.0, until - self._clock.now())
         messages = self._calls.poll(timeout_s)
         return [EnvironmentsAnswered(answers=tuple(answers)), *messages] if answers else messages
 
     def close(self) -> None:
-        """End parts in good order where they answer, and kill them all."""
+        """Shut down cleanly the parts that answer, then kill all of them."""
         if self._environments is not None:
             self._environments.close()
-        last_words = [
-            a.close.remote() for a in (self._reward, self._evaluator, self._server) if a is not None
-        ]
-        if last_words:
+        closing = [a.close.remote() for a in (self._reward, self._evaluator, self._server) if a is not None]
+        if closing:
             try:
-                ray.wait(last_words, num_returns=len(last_words), timeout=CLOSE_WAIT_S)
+                ray.wait(closing, num_returns=len(closing), timeout=CLOSE_WAIT_S)
             except RayError as error:
-                _log.warning("a part did not end in good order: %s", error)
+                _log.warning("a part did not shut down cleanly: %s", error)
         parts = [*self._instances.values(), self._trainer, self._evaluator, self._reward, self._server]
         for actor in parts:
             if actor is not None:
@@ -271,7 +269,7 @@ class RayBackend:
         self._calls.expect(call, "the rewards", scored, limit_s=limit_s)
 
     def _await_life(self) -> None:
-        """The storage of the weights is removed when its owner's process is gone: ask for signs of life."""
+        """Ask for signs of life: the storage of the weights is removed when its owner's process dies."""
 
         def alive(_: None) -> list[Message]:
             self._await_life()
@@ -299,7 +297,7 @@ class RayBackend:
             actor.start.remote(),
             name,
             up,
-            on_error=self._loses(name),
+            on_error=self._on_lost(name),
             limit_s=self._config.cluster.start_timeout_s,
         )
 
@@ -310,9 +308,9 @@ class RayBackend:
 
         reference = self._instances[name].updates.options(concurrency_group="updates").remote(ANSWER_WAIT_S)
         limit_s = self._config.rollout.lost_after_s + ANSWER_WAIT_S
-        self._calls.expect(reference, name, updated, on_error=self._loses(name), limit_s=limit_s)
+        self._calls.expect(reference, name, updated, on_error=self._on_lost(name), limit_s=limit_s)
 
-    def _loses(self, name: str) -> OnError:
+    def _on_lost(self, name: str) -> OnError:
         def lost(reason: str, blame_user: bool) -> list[Message]:
             if blame_user:
                 return [PartFailed(part=name, reason=reason, blame_user=True)]
@@ -334,7 +332,7 @@ class RayBackend:
 
 
 def _actor(cls: type, places: Mapping[str, Any], **groups: int) -> Any:
-    """`cls` as an actor class, placed, with that many threads for each named group of calls."""
+    """`cls` as an actor class with options `places`; `groups`: threads of each concurrency group."""
     options: dict[str, Any] = {"max_restarts": 0, **places}
     if groups:
         options["concurrency_groups"] = groups

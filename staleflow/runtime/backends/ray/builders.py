@@ -1,4 +1,4 @@
-"""How the actors get their parts: functions that each actor calls in its own process."""
+"""Functions that build the parts; each actor calls one in its own process."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class TrainerBuilder(Protocol):
     """Builds the trainer at the weights that the attempt starts from."""
 
     def __call__(self, *, launch: Launch | None = None, host: str = "127.0.0.1") -> Trainer:
-        """`launch` starts further ranks, which reach this process at `host`; None: as child processes."""
+        """`launch` starts further ranks, which reach this process at `host`; None starts child processes."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartBuilders:
-    """One function for each part. Picklable. Every `Path` is the log file of the part's own processes."""
+    """One function per part. Picklable. Every `Path` is the log file of the part's own processes."""
 
     engine: Callable[[Handle, Path], Engine]
-    """An engine without weights. The handle is for engines whose processes take weights themselves."""
+    """Builds an engine without weights. The handle is for engines whose processes load weights themselves."""
     scorer: Callable[[Path], Scorer]
     request: Callable[[], Callable[[Trajectory], ScoreRequest]]
     """Builds the function that makes a scoring request of a finished trajectory."""

@@ -1,7 +1,7 @@
-"""Calls to Ray actors that are under way, and the messages that they turn into when they end.
+"""Calls to Ray actors that are under way, and the messages that result when they end.
 
-Invariant: nothing here waits but `poll`, and that for no longer than it was told. A call ends once: with its
-result, with an error, or when its time is up.
+Invariant: only `poll` waits, and not beyond its time limit. A call ends once: with its result, with an error,
+or when its time is up.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from staleflow.runtime.backend import Message, PartFailed
 from staleflow.runtime.clock import Clock
 
 OnError = Callable[[str, bool], list[Message]]
-"""Gets the reason, and whether the person's input is to blame."""
+"""Called with the reason, and whether the user's input is to blame."""
 
 _log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class _Call:
     on_error: OnError
     due: float
     late: str
-    """The error when there is no result by then."""
+    """The error message if there is no result by `due`."""
 
 
 class Calls:
@@ -51,7 +51,9 @@ class Calls:
         on_error: OnError | None = None,
         limit_s: float = math.inf,
     ) -> None:
-        """The call `reference` has begun. Without `on_error` the run fails when it does, or takes longer."""
+        """Watch the call `reference`, which has begun. Without `on_error`, the run fails if the call fails or
+        takes longer than `limit_s`.
+        """
 
         def failed(reason: str, blame_user: bool) -> list[Message]:
             return [PartFailed(part=part, reason=reason, blame_user=blame_user)]
@@ -60,7 +62,7 @@ class Calls:
         self._calls[reference] = _Call(part, on_result, on_error or failed, due, late)
 
     def poll(self, timeout_s: float) -> list[Message]:
-        """Wait for the first call that ends, then take all that have."""
+        """Wait for the first call to end, then process all that have ended."""
         waiting = list(self._calls)
         ready, _ = ray.wait(waiting, num_returns=1, timeout=timeout_s)
         if ready and len(waiting) > 1:
@@ -75,7 +77,7 @@ class Calls:
         return messages
 
     def clear(self) -> None:
-        """Expect nothing any more."""
+        """Forget all calls."""
         self._calls = {}
 
     def _finish(self, reference: Any, call: _Call) -> list[Message]:
@@ -86,7 +88,7 @@ class Calls:
         except RayTaskError as error:
             cause = error.cause if isinstance(error.cause, Exception) else error
             _log.error("%s failed: %s", call.part, error)
-            return call.on_error(_said(cause), isinstance(cause, UserError))
+            return call.on_error(_message(cause), isinstance(cause, UserError))
         except RayError as error:
             _log.error("%s failed: %s", call.part, error)
             return call.on_error(_death(error), False)
@@ -98,6 +100,6 @@ def _death(error: RayError) -> str:
     return f"its process died ({type(error).__name__})"
 
 
-def _said(error: Exception) -> str:
+def _message(error: Exception) -> str:
     text = str(error) or repr(error)
     return text if isinstance(error, StaleflowError) else f"{type(error).__name__}: {text}".splitlines()[0]

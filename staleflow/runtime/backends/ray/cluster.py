@@ -1,7 +1,7 @@
-"""The cluster of one run: connected to, or started here, with places reserved for the run's actors.
+"""The cluster of one run: an existing or a local one, with places reserved for the run's actors.
 
-Invariants: a refused run leaves nothing, neither a local cluster nor a reservation; `close` gives everything
-back, and ends a cluster that was started here.
+Invariants: a refused run leaves neither a local cluster nor a reservation; `close` frees all resources and
+ends a local cluster.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class RayCluster:
     def __init__(self, placement: Placement, *, is_local: bool) -> None:
         self.placement = placement
         self.is_local = is_local
-        """Whether it was started here and ends with `close`."""
+        """Whether this process started it, so that `close` ends it."""
         self._closed = False
 
     def close(self) -> None:
-        """Give the places back and disconnect. May be called twice."""
+        """Free the places and disconnect. May be called twice."""
         if not self._closed:
             self._closed = True
             _leave(self.placement)
@@ -40,10 +40,10 @@ class RayCluster:
 
 
 def reserve(config: Config, run_folder: Path) -> RayCluster:
-    """Connect, reserve, and see that every node can run its parts.
+    """Connect, reserve places, and check that every node can run its parts.
 
-    Raises ConfigError for what cannot work on this cluster; RunFailed when no cluster answers, or others use
-    it for longer than cluster.placement.wait_s.
+    Raises ConfigError if the config cannot work on this cluster; RunFailed if no cluster answers, or others
+    use it for longer than cluster.placement.wait_s.
     """
     connect(config)
     placement = Placement()

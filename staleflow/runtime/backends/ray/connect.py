@@ -1,6 +1,6 @@
-"""Connecting to Ray: to an existing cluster, or to one that is started here.
+"""Connects to Ray: to an existing cluster, or to a local one that it starts.
 
-Invariant: an address where nothing listens is refused in seconds.
+Invariant: an address where nothing listens is refused within seconds.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from staleflow.config.schema import Config
 from staleflow.errors import ConfigError, RunFailed
 
 PROBE_LIMIT_S = 5.0
-"""To reach a port on another continent takes a third of a second. Ray itself tries for more than a minute."""
+"""Reaching a port on another continent takes a third of a second. Ray itself tries for more than a minute."""
 
 
 def connect(config: Config) -> None:
     """Start a local cluster, or connect to the one at cluster.address.
 
-    Raises ConfigError for what is not an address, RunFailed when no cluster answers there.
+    Raises ConfigError for an invalid address, RunFailed if no cluster answers there.
     """
     address = config.cluster.address
     if address is not None:
         probe(address)
-        use_token()  # before the import, which reads it
+        use_token()  # before the import of ray, which reads it
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    # Workers inherit the environment of a local cluster; one thread each unless a part asks for more.
+    # Workers inherit the environment of a local cluster: one thread each, unless a part sets more.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     import ray
 
@@ -46,8 +46,8 @@ def connect(config: Config) -> None:
         raise ConfigError(f"cluster.address is {address!r}: {error}") from error
     except ConnectionError as error:
         raise RunFailed(
-            f"no Ray cluster answers at cluster.address {address!r}, or it asks for another "
-            f"token than ~/.ray/auth_token has: {str(error).splitlines()[0]}"
+            f"no Ray cluster answers at cluster.address {address!r}, or it expects another token than the "
+            f"one in ~/.ray/auth_token: {str(error).splitlines()[0]}"
         ) from error
 
 
@@ -56,7 +56,7 @@ def probe(address: str) -> None:
     host, colon, port = address.rpartition(":")
     host = host.rpartition("//")[2].strip("[]")
     if not colon or not host:
-        return  # "auto", or something that Ray will name
+        return  # "auto", or an address that Ray will reject itself
     if not port.isdigit() or not 0 < int(port) < 1 << 16:
         raise ConfigError(f"cluster.address is {address!r}: {port!r} is not a port; write host:port, or auto")
     try:
@@ -69,10 +69,10 @@ def probe(address: str) -> None:
 
 
 def use_token() -> None:
-    """Send Ray's token to an existing cluster if there is one and the environment does not say otherwise.
+    """Send Ray's token to an existing cluster if a token exists and the environment sets no other mode.
 
-    `ray start` asks for a token by default; `ray.init` with an address sends it only in token mode. A cluster
-    that was started without a token accepts such a process but cannot call it: set RAY_AUTH_MODE=disabled.
+    `ray start` requires a token by default; `ray.init` with an address sends it only in token mode. A cluster
+    started without a token accepts a process that sends one but cannot call it: set RAY_AUTH_MODE=disabled.
     """
     given = "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ
     if given or (Path.home() / ".ray" / "auth_token").is_file():

@@ -1,7 +1,7 @@
-"""Checks of the nodes of an existing cluster, made before anything of the run exists.
+"""Checks the nodes of an existing cluster before the run creates anything.
 
-Invariant: a node on which a part may run has this version of staleflow and sees the files that the run names;
-else the run is refused with the node's address.
+Invariant: every node on which a part may run has this version of staleflow and sees the files that the config
+names; otherwise the run is refused with the node's address.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from staleflow.runtime.backends.ray.placement import Placement
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReport:
-    """What a node found out about itself."""
+    """A node's report about itself."""
 
     version: str
-    """Of staleflow."""
+    """Version of staleflow on the node."""
     missing_paths: tuple[str, ...]
 
 
 def check_nodes(config: Config, placement: Placement, run_folder: Path) -> None:
-    """Check each node where a part may run. `run_folder` need not exist yet. Raises ConfigError."""
+    """Check each node on which a part may run. `run_folder` need not exist yet. Raises ConfigError."""
     wanted = placement.nodes()
     if config.cluster.transport == "shared_memory" and (wanted is None or len(wanted) > 1):
         raise ConfigError(
-            "cluster.transport is shared_memory, which reaches one node, and the parts may be on more: set "
+            "cluster.transport is shared_memory, which works on one node, but the parts may be on more: set "
             "it to auto, or cluster.placement.strategy to strict_pack with an amount for each part"
         )
     with _probe_file(run_folder) as probe:
         paths = [("the run folder, in run.output_dir", str(probe)), *_named_paths(config)]
         for node, report in _reports(config, wanted, [path for _, path in paths]):
             if problem := node_problem(report, paths):
-                # The probe stands for the folder, which the message should name.
+                # The message names the folder in place of the probe.
                 raise ConfigError(f"{node} {problem}".replace(str(probe), str(run_folder)))
 
 
 def node_problem(report: NodeReport, paths: Sequence[tuple[str, str]]) -> str:
-    """What is wrong with a node, or "". `paths`: pairs of a config key and the path that it names."""
+    """The problem of a node, or "". `paths`: pairs of a config key and the path that it names."""
     if report.version != staleflow.__version__:
         return (
-            f"has staleflow {report.version}, and this is {staleflow.__version__}: install the same version"
+            f"has staleflow {report.version}, but this is {staleflow.__version__}: install the same version"
         )
     for what, path in paths:
         if path in report.missing_paths:
@@ -99,7 +99,7 @@ def _reports(
 
 @contextmanager
 def _probe_file(run_folder: Path) -> Iterator[Path]:
-    """A file that is there for a moment, where the run folder will be or in its nearest parent that exists.
+    """A temporary file in the run folder or, if that does not exist yet, in its nearest existing parent.
 
     A node that sees it will see the folder.
     """
@@ -111,7 +111,7 @@ def _probe_file(run_folder: Path) -> Iterator[Path]:
 
 
 def _named_paths(config: Config) -> list[tuple[str, str]]:
-    """What the config names that parts on other nodes read: key and path."""
+    """(config key, path) of all files that parts on other nodes read."""
     named = (
         ("model.source", config.model.source),
         ("model.tokenizer", config.model.tokenizer),

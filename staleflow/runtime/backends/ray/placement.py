@@ -1,13 +1,14 @@
-"""Where the parts run on a Ray cluster: one placement group, a bundle for each actor that asks for anything.
+"""Placement of the parts on a Ray cluster: one group, with a bundle for each actor that needs resources.
 
 Invariants:
 
-- an actor's bundle lies on one node, so a rollout instance with several GPUs has them all on one node;
-- what the cluster can never give is refused before anything of the run exists, with the sums; what others use
-  now is waited for, with a limit;
-- a bundle reserves, the actor in it asks Ray for its GPUs only: so the servers, two processes, have one;
-- a part that asks for nothing has no bundle and runs anywhere. On a local cluster of CPUs that is every
-  part, and there is no group at all.
+- an actor's bundle lies on one node, so all GPUs of a rollout instance are on one node;
+- a request that the cluster can never satisfy is refused, with the sums, before the run creates anything;
+  for resources in use by others the run waits, up to a limit;
+- a bundle reserves resources, and its actor requests only its GPUs from Ray, so the two processes of the
+  servers share one bundle;
+- a part that needs no resources has no bundle and runs anywhere. On a local cluster without GPUs this holds
+  for every part, and there is no placement group.
 
 ::
 
@@ -27,36 +28,36 @@ from staleflow.config.schema_cluster import PartName
 from staleflow.errors import ConfigError, RunFailed
 
 Resources = Mapping[str, float]
-"""Amounts by Ray's names of resources: CPU, GPU, or a custom one."""
+"""Amount by Ray's name of the resource: CPU, GPU, or a custom one."""
 ROUNDING = 1e-6
-"""Parts of a GPU that make a whole one may add up to slightly more; Ray counts in steps of 1e-4."""
+"""Fractions of a GPU that make up a whole one may add up to slightly more; Ray counts in steps of 1e-4."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """What one actor of a part asks for, and how many such actors there are."""
+    """Resources of one actor of a part, and the number of such actors."""
 
     part: PartName
     actors: int
     resources: Resources
-    """Without what is 0; empty: nothing."""
+    """Without zero amounts; empty: none needed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Which bundle each actor goes to. Picklable."""
+    """Maps each actor to its bundle. Picklable."""
 
     group: Any = None
-    """Ray's PlacementGroup; None: no part asks for anything."""
+    """Ray's PlacementGroup; None: no part needs resources."""
     bundles: Mapping[tuple[PartName, int], int] = field(default_factory=dict)
-    """Number of the bundle, by part and index."""
+    """Bundle number by part and index."""
     shares: Mapping[PartName, Resources] = field(default_factory=dict)
-    """What one actor asks for, by part."""
+    """Resources of one actor, by part."""
 
     def options(self, part: PartName, index: int = 0) -> dict[str, Any]:
-        """Options for `ray.remote` of the actor number `index` of `part`.
+        """Options of `ray.remote` for actor number `index` of `part`.
 
-        Every process of the servers takes index 0. Raises ValueError for an index that has no bundle.
+        Every process of the servers uses index 0. Raises ValueError for an index without a bundle.
         """
         options: dict[str, Any] = {"num_cpus": 0}
         wanted = self.shares.get(part, {})
@@ -65,7 +66,7 @@ class Placement:
         if not wanted or self.group is None:
             return options
         if (part, index) not in self.bundles:
-            raise ValueError(f"no place was made for number {index} of {part}")
+            raise ValueError(f"{part} has no bundle number {index}")
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
@@ -77,11 +78,11 @@ class Placement:
 
     @property
     def shares_gpus(self) -> bool:
-        """Whether several actors may be on one GPU."""
+        """Whether several actors may share one GPU."""
         return any(0 < wanted.get("GPU", 0.0) < 1 for wanted in self.shares.values())
 
     def nodes(self) -> set[str] | None:
-        """Ids of the nodes that bundles are on; None: parts may be anywhere."""
+        """Ids of the nodes with bundles; None: parts may be anywhere."""
         if self.group is None or any(not wanted for wanted in self.shares.values()):
             return None
         from ray.util.placement_group import placement_group_table
@@ -89,7 +90,7 @@ class Placement:
         return set(placement_group_table(self.group)["bundles_to_node_id"].values())
 
     def remove(self) -> None:
-        """Give the resources back. Actors in it are killed."""
+        """Free the resources. This kills the actors in the bundles."""
         if self.group is not None:
             from ray.util.placement_group import remove_placement_group
 
@@ -97,9 +98,9 @@ class Placement:
 
 
 def make_placement(config: Config) -> Placement:
-    """Reserve what the config asks for on the cluster that is connected to.
+    """Reserve the resources that the config requests on the connected cluster.
 
-    Raises ConfigError when the cluster does not have as much, RunFailed when others use it for longer than
+    Raises ConfigError if the cluster does not have as many, RunFailed if others use them for longer than
     cluster.placement.wait_s.
     """
     import ray
@@ -122,15 +123,15 @@ def make_placement(config: Config) -> Placement:
         remove_placement_group(group)
         free = {name: amount for name, amount in cluster.available_resources().items() if _is_countable(name)}
         raise RunFailed(
-            f"the cluster has not set aside what the run asks for within {settings.wait_s:g} s "
+            f"the cluster could not reserve the run's resources within {settings.wait_s:g} s "
             f"(cluster.placement.wait_s): {_sums(asked)}, with strategy {settings.strategy}; "
-            f"free are {_amounts(free)}"
+            f"free: {_amounts(free)}"
         )
     return Placement(group=group, bundles={place: n for n, place in enumerate(places)}, shares=wanted)
 
 
 def shares(config: Config, *, gpus: bool) -> tuple[Share, ...]:
-    """What each part asks for. `gpus`: the cluster has some."""
+    """Resources of each part. `gpus`: whether the cluster has GPUs."""
     settings, evaluated = config.cluster.placement, bool(config.evaluation.every)
     on_cluster = config.cluster.address is not None
     engine = config.rollout.engine
@@ -138,7 +139,7 @@ def shares(config: Config, *, gpus: bool) -> tuple[Share, ...]:
     own = config.evaluation.engine
     evaluation_gpus = _given(settings.evaluation_gpus, _engine_gpus(config, own or engine) if gpus else 0)
     wanted: list[tuple[PartName, int, float | None, float, float]] = [
-        # part, actors, CPUs, CPUs on an existing cluster if that is null, GPUs
+        # part, actors, configured CPUs, CPUs on an existing cluster if those are null, GPUs
         ("servers", 1, settings.servers_cpus, 1, 0),
         ("reward", 1, settings.reward_cpus, config.reward.workers, 0),
         ("evaluation", int(evaluated), settings.evaluation_cpus, 1, evaluation_gpus),
@@ -168,42 +169,42 @@ def shares(config: Config, *, gpus: bool) -> tuple[Share, ...]:
 
 
 def training_ranks(config: Config) -> int:
-    """Processes that train together."""
+    """Number of processes that train together."""
     return config.training.deepspeed.ranks if config.training.trainer == "deepspeed" else 1
 
 
 def _engine_gpus(config: Config, engine: str) -> float:
-    """GPUs that one engine computes on, where there are GPUs."""
+    """GPUs that one engine uses if the cluster has GPUs."""
     return float(config.rollout.vllm.tensor_parallel) if engine == "vllm" else 0.0
 
 
 def lack_of_resources(asked: Sequence[Share], nodes: Sequence[Resources]) -> str:
-    """A sentence for the person when `nodes`, all empty, could not hold what is asked for; else empty.
+    """A sentence for the user if even idle `nodes` cannot provide what is asked for; else empty.
 
-    Compares sums, and each bundle with each node. What passes may still not fit together on the nodes; then
-    the wait for Ray runs into its limit.
+    Compares sums, and each bundle with each node. Bundles that pass may still not fit together on the nodes;
+    then the wait for Ray reaches its limit.
     """
     has = {name: sum(node.get(name, 0.0) for node in nodes) for name in _names(asked)}
     wants = {name: sum(s.actors * s.resources.get(name, 0.0) for s in asked) for name in has}
     short = {name: wants[name] for name in has if wants[name] > has[name] + ROUNDING}
     if short:
         return (
-            f"the run asks for {_amounts(short)}, and the cluster has {_amounts({n: has[n] for n in short})} "
-            f"in {_count(len(nodes), 'node')}: {_sums(asked, short)}; take a larger cluster, or lower "
+            f"the run asks for {_amounts(short)}, but the cluster has {_amounts({n: has[n] for n in short})} "
+            f"in {_count(len(nodes), 'node')}: {_sums(asked, short)}; use a larger cluster, or lower "
             "cluster.placement or the number of rollout.instances"
         )
     for share in asked:
         if share.actors and not any(_fits(share.resources, node) for node in nodes):
             largest = {name: max(node.get(name, 0.0) for node in nodes) for name in share.resources}
             return (
-                f"one actor of {share.part} asks for {_amounts(share.resources)} on one node, and no node "
-                f"has that (most of each: {_amounts(largest)}): lower it in cluster.placement"
+                f"one actor of {share.part} asks for {_amounts(share.resources)} on one node, but no node "
+                f"has that (maximum of each: {_amounts(largest)}): lower it in cluster.placement"
             )
     return ""
 
 
 def lack_of_gpus(config: Config, gpus: int) -> str:
-    """The sentence of `lack_of_resources` about GPUs alone, for one machine that has so many; else empty."""
+    """The sentence of `lack_of_resources` about GPUs alone, for one machine with `gpus` GPUs; else empty."""
     asked = [
         Share(
             part=share.part,
@@ -224,7 +225,7 @@ def _fits(wanted: Resources, node: Resources) -> bool:
 
 
 def _sums(asked: Sequence[Share], only: Resources | None = None) -> str:
-    """`rollout 4 x (2 GPU, 1 CPU), ...` of those that ask for any."""
+    """`rollout 4 x (2 GPU, 1 CPU), ...` for the parts that need resources (of the kinds in `only`)."""
 
     def terms() -> Iterator[str]:
         for share in asked:
@@ -244,7 +245,7 @@ def _count(number: int, thing: str) -> str:
 
 
 def _is_countable(name: str) -> bool:
-    """Not a node's address, nor bytes of memory, nor the group's own bookkeeping."""
+    """Whether a resource is not a node's address, memory in bytes, or a placement group's own entry."""
     return ":" not in name and "memory" not in name and "_group_" not in name
 
 

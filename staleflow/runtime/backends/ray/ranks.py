@@ -1,4 +1,4 @@
-"""Ranks of a trainer as Ray actors, made by the trainer's own actor and ended with it."""
+"""Ranks of a trainer as Ray actors, which the trainer's actor creates and which end with it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from staleflow.training.deepspeed.peers import Launch, RankDied
 
 
 class RankActor:
-    """A process with one rank. `send` runs on a thread of its own."""
+    """A process with one rank. `send` runs on a separate thread."""
 
     def __init__(self, rank: int, logs: Path) -> None:
         from staleflow.runtime.backends.ray.actors import log_to
@@ -34,7 +34,7 @@ class RankActor:
             raise RunFailed(f"{type(error).__name__}: {error}") from error
 
     def send(self, method: str, arguments: tuple[Any, ...]) -> Any:
-        """`call`, while another one is under way."""
+        """Like `call`, while another call is under way."""
         return self.call(method, arguments)
 
 
@@ -75,7 +75,7 @@ class RayPeer:
 
 
 def ray_launch(placement: Placement, logs: Path) -> Launch:
-    """Makes rank n in the n-th place of training."""
+    """Starts rank n in bundle n of training."""
 
     def launch(rank: int) -> RayPeer:
         return RayPeer(rank, placement.options("training", rank), logs)

@@ -1,8 +1,8 @@
-"""A run on Ray: the loop in an actor, every part an actor of its own, the command only looks on.
+"""A run on Ray: the loop is an actor, every part is an actor, and the command only observes.
 
-Invariants: nothing of the run is left on the cluster when the session ends: its actors and its placement
-group end with it, and so does what it has in shared memory; a cluster that was started here ends too. Neither
-weights nor payload pass through the command's process.
+Invariants: when the session ends, nothing of the run remains on the cluster: its actors, placement group and
+shared memory end with it, and so does a local cluster. Neither weights nor payload pass through the command's
+process.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from staleflow.telemetry.monitor import RunMonitor
 from staleflow.telemetry.rows import Row, RunStatus
 
 LOOK_LIMIT_S = 60.0
-"""The loop's process answers looks from a thread of its own; silence for this long means that it is gone."""
+"""The loop's process answers `look` from a separate thread; silence for this long means that it is dead."""
 
 
 class TrajectoryServerActor:
-    """The run loop with `Control` and the trajectory server, in one process."""
+    """Process with the run loop, `Control` and the trajectory server."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class TrajectoryServerActor:
         make_monitor: Callable[[Clock], RunMonitor],
         make_loop: Callable[[RunMonitor, Clock], RunLoop[Any, Any]],
     ) -> None:
-        """`make_loop` may take a while, in which `look` answers already."""
+        """`make_loop` may take a while; `look` already answers meanwhile."""
         log_to(logs, "trajectory_server")
         self._clock = SystemClock()
         self._monitor = make_monitor(self._clock)
@@ -79,7 +79,7 @@ class RaySession:
         make_loop: Callable[[RunMonitor, Clock], RunLoop[Any, Any]],
         start_timeout_s: float,
     ) -> None:
-        """Start the actor that runs the loop, which makes monitor and loop in its own process."""
+        """Start the actor that runs the loop; it makes monitor and loop in its own process."""
         self._cluster = cluster
         options = {**cluster.placement.options("servers"), "concurrency_groups": {"loop": 1, "look": 1}}
         make: Any = ray.remote(**options)(TrajectoryServerActor)
@@ -92,28 +92,28 @@ class RaySession:
         self._limit_s = max(LOOK_LIMIT_S, start_timeout_s)  # until the process is up
 
     def look(self, timeout_s: float) -> tuple[list[Row], RunStatus | None]:
-        """Ask the loop's process; an answer that is late comes with a later look."""
+        """Ask the loop's process for rows and status; a late answer comes with a later call."""
         if self._look is None:
             self._look = self._actor.look.options(concurrency_group="look").remote()
-        # Wait for the end of the run as well, so that it is noticed at once; then space the looks out.
+        # Also wait for the end of the run, to notice it at once and to space out the calls.
         ray.wait([self._result], timeout=timeout_s)
         ready, _ = ray.wait([self._look], timeout=timeout_s)
         if not ready:
             self._silent_s += 2 * timeout_s
             if self._silent_s > self._limit_s:
-                raise RunFailed("the process of the run loop does not answer; see the logs folder of the run")
+                raise RunFailed("the run loop's process does not answer; see the logs folder of the run")
             return [], None
         self._silent_s, self._limit_s = 0.0, LOOK_LIMIT_S
         reference, self._look = self._look, None
         try:
             rows, status = ray.get(reference)
         except ray.exceptions.RayError:
-            return [], None  # `outcome` says why
+            return [], None  # `outcome` reports the reason
         self._answered = True
         return rows, status
 
     def request_stop(self) -> None:
-        """Passed on."""
+        """Pass the request on to the loop's process."""
         self._actor.request_stop.options(concurrency_group="look").remote()
 
     def outcome(self) -> str | None:
@@ -128,17 +128,15 @@ class RaySession:
                 raise error.cause from None
             raise
         except ray.exceptions.RayError as error:
-            raise RunFailed(
-                f"the process of the run loop died: {type(error).__name__}{self._hint()}"
-            ) from error
+            raise RunFailed(f"the run loop's process died: {type(error).__name__}{self._hint()}") from error
         return reason
 
     def _hint(self) -> str:
-        """A likely cause when the process died before it ever answered."""
+        """A likely cause if the process died before its first answer."""
         if self._answered or self._cluster.is_local:
             return ""
         return (
-            " before it began; if the cluster was started without a token and you have one "
+            " before the run started; if the cluster was started without a token and you have one "
             "(~/.ray/auth_token), set RAY_AUTH_MODE=disabled"
         )
 

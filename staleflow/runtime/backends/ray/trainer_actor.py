@@ -1,11 +1,11 @@
-"""The trainer as a process, and its push behind the next step.
+"""The trainer as a process; a push runs concurrently with the next step.
 
 Invariants:
 
-- one version is pushed at a time, in order; a step's weights do not change before the push of those that it
-  started from is over;
-- a push that failed fails `pushed`, and the next step;
-- the further ranks of a trainer with several are children of this actor: they end with it.
+- one version is pushed at a time, in order; a step does not update the weights before the push of its start
+  version is over;
+- a failed push fails `pushed` and the next step;
+- further ranks of the trainer are children of this actor and end with it.
 
 ::
 
@@ -30,7 +30,7 @@ from staleflow.telemetry.events import CheckpointSaved, StepTrained, WeightsPush
 
 
 class TrainerActor:
-    """See the module. `pushed` and `release` are called on threads of their own."""
+    """See the module. `pushed` and `release` run on separate threads."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class TrainerActor:
         keep: int,
         placement: Placement | None = None,
     ) -> None:
-        """`keep`: newest checkpoints kept. `placement`: where further ranks go; None: child processes."""
+        """`keep`: number of newest checkpoints kept. `placement`: of further ranks; None: child processes."""
         log_to(logs, "trainer")
         self._make_trainer = make_trainer
         self._keep = keep
@@ -66,7 +66,7 @@ class TrainerActor:
         return TrainerUp(version=pushed.version, push_s=pushed.seconds)
 
     def train(self, batch: TrainBatch, hold: bool) -> StepTrained:
-        """One step. Its push goes on when this returns: ask `pushed`."""
+        """One step. Its push may still run when this returns; `pushed` waits for it."""
         began, waited_s = time.monotonic(), 0.0
 
         def wait() -> None:
@@ -78,14 +78,14 @@ class TrainerActor:
 
         result = self._trainer.train(batch, wait)
         update_s = time.monotonic() - began - waited_s
-        wait()  # where nothing was updated, nothing waited
-        # The one before stays, for a late `pushed`.
+        wait()  # if nothing was updated, the trainer has not called it
+        # Keep the previous push, for a late `pushed`.
         self._pushes = {v: p for v, p in self._pushes.items() if v == result.version_start}
         self._pushes[result.version] = self._thread.submit(self._push, result.version, hold)
         return step_trained(result, update_s=update_s, waited_s=waited_s)
 
     def pushed(self, version: int) -> WeightsPushed:
-        """Wait until the weights that the last step made are pushed."""
+        """Wait until `version` is pushed."""
         return self._pushes[version].result()
 
     def save(self, version: int) -> CheckpointSaved:
@@ -97,7 +97,7 @@ class TrainerActor:
         return CheckpointSaved(version=version, seconds=time.monotonic() - began)
 
     def release(self, version: int) -> None:
-        """Let a held version go."""
+        """Release a held version."""
         lease = self._held.pop(version, None)
         if lease is not None:
             lease.release()
