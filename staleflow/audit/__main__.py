@@ -14,7 +14,7 @@ EXIT_VIOLATION = 3
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Audit each run and print what was found."""
+    """Audit each run and print the report."""
     parser = argparse.ArgumentParser(prog="python -m staleflow.audit", description=__doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN_OR_LEDGER", help="run folder or ledger file")
     parser.add_argument("--json", action="store_true", help="one JSON object per run")

@@ -1,8 +1,8 @@
-"""The audit of a run: one pass over its ledger, with no code in common with what wrote it.
+"""The audit of a run: one pass over its ledger, sharing no code with its writer.
 
-What it vouches for, when it finds nothing: every trajectory trained on had V + bound >= step, by the versions
-read off the training tensors; it was the trajectory consumed, token for token; no prompt use, group or
-trajectory was trained on twice; no batch was larger or smaller than said; no line is missing.
+Without violations it guarantees: every trajectory trained on had V + bound >= step, by the versions read from
+the training tensors; it was the consumed trajectory, token for token; no prompt use, group or trajectory was
+trained on twice; every batch had its stated size; no line is missing.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ _CHECKPOINT = re.compile(r"step_(\d+)")
 
 
 def audit_ledger(path: Path | str) -> AuditReport:
-    """Check a ledger file, or the ledger of a run folder. Never raises for what the ledger contains.
+    """Check a ledger file, or the ledger of a run folder. Never raises because of the ledger's content.
 
-    Checkpoints beside the ledger are looked at by name: it must reach as far as they do.
+    The ledger must reach the newest checkpoint beside it; checkpoints are compared by name.
     """
     path = Path(path)
     ledger = path / LEDGER_NAME if path.is_dir() else path
     findings = Findings()
     try:
         if not ledger.is_file():
-            findings.add("missing_ledger", f"there is no ledger at {ledger}")
+            findings.add("missing_ledger", f"the ledger {ledger} does not exist")
             return AuditReport(violations=tuple(findings.violations))
         return _Audit(findings, LedgerLines(ledger, findings)).run(ledger.parent)
     except OSError as error:
-        findings.add("missing_ledger", f"the ledger at {ledger} cannot be read: {error}")
+        findings.add("missing_ledger", f"the ledger {ledger} cannot be read: {error}")
         return AuditReport(violations=tuple(findings.violations))
 
 
 class _Audit:
-    """One pass over the lines, and what it has to keep."""
+    """State of one pass over the lines."""
 
     def __init__(self, findings: Findings, lines: LedgerLines) -> None:
         self._findings = findings
@@ -58,7 +58,7 @@ class _Audit:
                 self._apply(fields)
         self._findings.line = None
         if not self._lines.count:
-            self._findings.add("empty_ledger", "the ledger has no record")
+            self._findings.add("empty_ledger", "the ledger has no records")
         if self._entries is None or self._steps is None:
             return AuditReport(violations=tuple(self._findings.violations), records=self._lines.count)
         incomplete = self._steps.finish(self._end_reason)
@@ -84,7 +84,7 @@ class _Audit:
         self._end_reason = None
         match kind:
             case "start":
-                self._findings.add("start_twice", "a second start record follows")
+                self._findings.add("start_twice", "this is a second start record")
             case "consume":
                 steps.consume(entries.next_buffer, fields)
                 entries.consume(fields)
@@ -100,7 +100,7 @@ class _Audit:
                 getattr(entries, kind)(fields)
 
     def _check_checkpoints(self, folder: Path, steps: Steps) -> None:
-        """A ledger cut at a line's end looks like a killed run's, unless a later checkpoint betrays it."""
+        """A ledger cut at a line's end looks like that of a killed run, unless a later checkpoint exists."""
         checkpoints = folder / "checkpoints"
         if not checkpoints.is_dir():
             return
@@ -108,7 +108,8 @@ class _Audit:
         if saved and max(saved) > steps.furthest:
             self._findings.add(
                 "cut_ledger",
-                f"a checkpoint after {max(saved)} steps exists, but the ledger has {steps.furthest} trained",
+                f"a checkpoint after {max(saved)} steps exists, but the ledger has {steps.furthest} trained "
+                "steps",
                 step=steps.furthest,
             )
 

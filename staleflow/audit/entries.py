@@ -1,9 +1,8 @@
-"""The open entries of the staleness buffer, replayed from the ledger by rules of its own.
+"""The open entries of the staleness buffer, replayed from the ledger by independent rules.
 
-Checked at every transition: that it is legal, and that the firm entries fit: at most
-(bound + 1) * batch_size, and for each deadline d = V + bound no more entries with deadlines up to d than
-d - next_buffer + 1 batches hold. After a violation the ledger's word is taken and the replay goes on, so that
-one fault is told once.
+Checks at every transition that it is legal and that the firm entries fit: at most (bound + 1) * batch_size,
+and for each deadline d = V + bound no more entries with deadlines up to d than d - next_buffer + 1 batches
+hold. After a violation the replay follows the ledger, so that one fault is reported once.
 """
 
 from __future__ import annotations
@@ -41,10 +40,10 @@ class OpenEntries:
         self._drop_last: bool = start["last_batch"] == "drop"
         self._entries: dict[str, OpenEntry] = {}
         self._fate: dict[str, tuple[str, str]] = {}
-        """Group no longer open -> what became of it: `consumed`, `released`, `expired` or `void`, and a
-        phrase for messages."""
+        """Group no longer open -> its fate: `consumed`, `released`, `expired` or `void`, and a phrase for
+        messages."""
         self._expired: set[str] = set()
-        """Spares whose deadline is past and whose release record is still to come."""
+        """Spares past their deadline, without a release record so far."""
         self._firm: Counter[int] = Counter()
         """Firm entries by deadline."""
         self._fits = True
@@ -57,7 +56,7 @@ class OpenEntries:
         """A group enters."""
         group, version = fields["group"], fields["version"]
         if group in self._entries:
-            self._say("reserve_twice", f"group {group} is reserved though it is open already", group)
+            self._say("reserve_twice", f"group {group} is reserved though it is already open", group)
             return
         if group in self._fate:
             self._say(
@@ -72,8 +71,8 @@ class OpenEntries:
         if not 0 <= version <= self.next_buffer:
             self._say(
                 "version_ahead",
-                f"group {group} is reserved at version {version}, which does not exist before buffer "
-                f"{self.next_buffer} is trained on",
+                f"group {group} is reserved at version {version}, which does not exist yet at buffer "
+                f"{self.next_buffer}",
                 group,
             )
         entry = OpenEntry(version=version, spare=fields["spare"], order=self._findings.line or 0)
@@ -83,9 +82,7 @@ class OpenEntries:
             self._count(entry, 1)
             self._check_fit(f"reserving group {group} at version {version}", group)
         elif sum(e.spare for e in self._entries.values()) > self._spare_limit:
-            self._say(
-                "spare_limit", f"group {group} is one spare more than the {self._spare_limit} allowed", group
-            )
+            self._say("spare_limit", f"group {group} exceeds the limit of {self._spare_limit} spares", group)
 
     def lower(self, fields: Fields) -> None:
         """V of a group falls."""
@@ -118,7 +115,7 @@ class OpenEntries:
         entry.occupied = True
 
     def release(self, fields: Fields) -> None:
-        """A group leaves untrained."""
+        """A group leaves without being trained on."""
         group, reason = fields["group"], fields["reason"]
         if group in self._expired:
             self._expired.discard(group)
@@ -145,21 +142,21 @@ class OpenEntries:
         if entry is None:
             return
         if not entry.spare:
-            self._say("promote_firm", f"group {group} is promoted though it is no spare", group)
+            self._say("promote_firm", f"group {group} is promoted though it is not a spare", group)
             return
         entry.spare = False
         self._count(entry, 1)
         self._check_fit(f"promoting group {group}", group)
 
     def swap(self, fields: Fields) -> None:
-        """A finished spare and an unfinished firm entry change places."""
+        """A finished spare and an unfinished firm entry swap places."""
         spare, firm = fields["spare"], fields["firm"]
         new, old = self._open(spare, "swapped in"), self._open(firm, "swapped out")
         if new is None or old is None:
             return
         if not new.spare or old.spare:
             self._say(
-                "swap_kind", f"{spare} is swapped for {firm}, which is not a spare for a firm group", spare
+                "swap_kind", f"{spare} and {firm} are swapped, but are not a spare and a firm group", spare
             )
             return
         if not new.occupied:
@@ -179,7 +176,7 @@ class OpenEntries:
         if fields["buffer"] != buffer:
             self._say(
                 "buffer_order",
-                f"buffer {fields['buffer']} is consumed where {buffer} must follow",
+                f"buffer {fields['buffer']} is consumed instead of {buffer}",
                 step=buffer,
             )
         before = len(self._findings.violations)
@@ -191,7 +188,9 @@ class OpenEntries:
             self._check_choice(buffer, list(dict.fromkeys(groups)))
         for group, times in Counter(groups).items():
             if times > 1:
-                self._say("consumed_twice", f"group {group} is {times} times in step {buffer}", group, buffer)
+                self._say(
+                    "consumed_twice", f"group {group} occurs {times} times in step {buffer}", group, buffer
+                )
             if group in self._entries:
                 self._close(group, "consumed", f"was consumed in step {buffer}")
         if fields["final"]:
@@ -224,7 +223,7 @@ class OpenEntries:
         if waiting is not None:
             self._say(
                 "final_unoccupied",
-                f"buffer {buffer} is consumed as the final one though group {waiting} is not occupied",
+                f"buffer {buffer} is consumed as the final batch though group {waiting} is not occupied",
                 waiting,
                 buffer,
             )
@@ -232,8 +231,8 @@ class OpenEntries:
         if size != expected or not size or (size < limit and self._drop_last):
             self._say(
                 "batch_size",
-                f"the final buffer {buffer} has {size} groups where {expected} of {limit} are left"
-                + (" and a smaller last batch is to be dropped" if self._drop_last else ""),
+                f"the final buffer {buffer} has {size} groups, but {expected} of {limit} are left"
+                + (" and a smaller last batch must be dropped" if self._drop_last else ""),
                 step=buffer,
             )
 
@@ -257,7 +256,7 @@ class OpenEntries:
         if version != entry.version:
             self._say(
                 "consume_version",
-                f"group {group} is consumed in step {buffer} as of version {version}, not {entry.version}",
+                f"group {group} is consumed in step {buffer} with version {version}, not {entry.version}",
                 group,
                 buffer,
             )
@@ -265,7 +264,7 @@ class OpenEntries:
             self._say(
                 "consume_bound",
                 f"group {group} of version {entry.version} is consumed in step {buffer}, "
-                f"more than {self._bound} later",
+                f"more than {self._bound} versions later",
                 group,
                 buffer,
             )
@@ -279,7 +278,7 @@ class OpenEntries:
             if was != should:
                 self._say(
                     "consume_order",
-                    f"step {buffer} takes group {was} where {should} has the earlier deadline or reservation",
+                    f"step {buffer} takes group {was}, but {should} has the earlier deadline or reservation",
                     was,
                     buffer,
                 )

@@ -1,6 +1,6 @@
-"""Reading a ledger: every line an object of a known kind, numbered without a gap, attempts in order.
+"""Reads a ledger: every line is an object of a known kind, numbered without gaps, with attempts in order.
 
-Only the last line may be cut off, and only where its attempt has no end record.
+Only the last line may be cut off, and only if its attempt has no end record.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _WORDS = {
 
 
 class LedgerLines:
-    """The readable lines of a ledger file; what is wrong with the others goes to the findings."""
+    """The readable lines of a ledger file; problems with other lines go to the findings."""
 
     def __init__(self, path: Path, findings: Findings) -> None:
         self.torn = False
@@ -82,7 +82,7 @@ class LedgerLines:
     def _check_numbers(self, fields: Fields) -> None:
         seq, attempt, kind = fields["seq"], fields["attempt"], fields["kind"]
         if seq != self._seq:
-            self._findings.add("seq_gap", f"seq is {seq} where {self._seq} must follow")
+            self._findings.add("seq_gap", f"seq is {seq} instead of {self._seq}")
         self._seq = seq + 1
         if self._attempt is None:
             self.attempts = 1
@@ -91,11 +91,11 @@ class LedgerLines:
             if attempt <= self._attempt:
                 self._findings.add(
                     "attempt_order",
-                    f"resume has attempt {attempt}, not above attempt {self._attempt} before it",
+                    f"resume has attempt {attempt}, which is not above the previous attempt {self._attempt}",
                 )
         elif attempt != self._attempt:
             self._findings.add(
-                "attempt_order", f"attempt goes from {self._attempt} to {attempt} without a resume"
+                "attempt_order", f"attempt changes from {self._attempt} to {attempt} without a resume"
             )
         if self._ended and kind != "resume":
             self._findings.add("after_end", f"a {kind} record follows the end record of attempt {attempt}")
@@ -104,13 +104,13 @@ class LedgerLines:
 
 
 def _parse(raw: bytes) -> Fields | str:
-    """The fields of a line, or what is wrong with it."""
+    """The fields of a line, or the problem with it."""
     try:
         fields = json.loads(raw)
     except ValueError as error:
-        return f"no valid JSON ({error})"
+        return f"not valid JSON ({error})"
     if not isinstance(fields, dict):
-        return "no JSON object"
+        return "not a JSON object"
     wrong = _wrong_type(fields, _HEAD)
     if wrong:
         return wrong
@@ -132,14 +132,14 @@ def _wrong_inside(kind: str, fields: Fields) -> str | None:
         return next(filter(None, (_wrong_type(m, _TRAINED_MEMBER) for m in fields["trajectories"])), None)
     for (of_kind, name), words in _WORDS.items():
         if of_kind == kind and fields[name] not in words:
-            return f"{name} is {fields[name]!r}, none of {', '.join(sorted(words))}"
+            return f"{name} is {fields[name]!r}, not one of {', '.join(sorted(words))}"
     return None
 
 
 def _wrong_type(fields: Any, types: dict[str, type]) -> str | None:
     if not isinstance(fields, dict):
-        return f"{fields!r} stands where an object must"
+        return f"{fields!r} is not an object"
     for name, kind in types.items():
         if type(fields.get(name)) is not kind:
-            return f"{name} is {fields.get(name)!r}, no {kind.__name__}"
+            return f"{name} is {fields.get(name)!r}, not of type {kind.__name__}"
     return None

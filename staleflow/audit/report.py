@@ -1,4 +1,4 @@
-"""What an audit says: violations that name their offender, and the figures it read off on the way."""
+"""The result of an audit: violations that name their offender, and figures of the run."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ class Violation:
     """One broken rule."""
 
     code: str
-    """Which rule, for machines, e.g. `staleness` or `hash_mismatch`."""
+    """The rule, for machines, e.g. `staleness` or `hash_mismatch`."""
     message: str
     """One sentence that names the offender."""
     line: int | None = None
-    """Line of the ledger, from 1; None when it is about the file as a whole."""
+    """Line of the ledger, from 1; None: the file as a whole."""
     step: int | None = None
     group: str | None = None
     trajectory: str | None = None
@@ -26,31 +26,31 @@ class Violation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditReport:
-    """The outcome of an audit. Steps that a resume voided count nowhere but in `voided_steps`."""
+    """The outcome of an audit. Steps that a resume voided count in `voided_steps` only."""
 
     violations: tuple[Violation, ...]
     records: int = 0
     """Readable lines."""
     attempts: int = 0
     bound: int | None = None
-    """None when there is no readable start record."""
+    """None: there is no readable start record."""
     steps: int = 0
-    """Trained."""
+    """Trained steps."""
     voided_steps: int = 0
-    """Trained, then voided by a resume."""
+    """Steps trained, then voided by a resume."""
     trained_groups: int = 0
     trajectories: int = 0
-    """Trained."""
+    """Trained trajectories."""
     staleness_histogram: dict[int, int] = field(default_factory=dict)
     """Step minus oldest weight version -> trained trajectories with at least one generated token."""
     released: dict[str, int] = field(default_factory=dict)
     """Reason -> groups released."""
     end_reason: str | None = None
-    """None: the last attempt has no end record, so it was killed or is still going."""
+    """None: the last attempt has no end record, so it was killed or is still running."""
     torn: bool = False
-    """The last line is cut off, which is tolerated where there is no end record."""
+    """The last line is cut off, which is allowed without an end record."""
     incomplete: str | None = None
-    """What the last attempt left unfinished without breaking a rule; None: nothing."""
+    """Work that the last attempt left unfinished without breaking a rule; None: nothing."""
 
     @property
     def ok(self) -> bool:
@@ -59,12 +59,12 @@ class AuditReport:
 
     @property
     def max_staleness(self) -> int | None:
-        """Largest staleness of a trained trajectory, in versions; None when there is none."""
+        """Largest staleness of a trained trajectory, in versions; None without trained trajectories."""
         return max(self.staleness_histogram, default=None)
 
     @property
     def mean_staleness(self) -> float | None:
-        """Mean over trained trajectories; None when there is none."""
+        """Mean over trained trajectories; None without any."""
         count = sum(self.staleness_histogram.values())
         if not count:
             return None
@@ -83,9 +83,9 @@ class AuditReport:
         if self.voided_steps:
             lines.append(f"voided by resumes: {self.voided_steps} steps")
         if self.end_reason is None:
-            lines.append("no end record: the run was killed or is still going")
+            lines.append("no end record: the run was killed or is still running")
         if self.torn:
-            lines.append("the last line is cut off, as a kill leaves it")
+            lines.append("the last line is cut off, as after a kill")
         if self.incomplete:
             lines.append(f"incomplete: {self.incomplete}")
         lines += [f"VIOLATION {violation}" for violation in self.violations]
@@ -113,7 +113,7 @@ class Findings:
         group: str | None = None,
         trajectory: str | None = None,
     ) -> None:
-        """Note a violation on the line being checked."""
+        """Add a violation on the line being checked."""
         self.violations.append(
             Violation(
                 code=code, message=message, line=self.line, step=step, group=group, trajectory=trajectory

@@ -1,9 +1,9 @@
-"""The training steps, replayed from the ledger: what was consumed, what was trained on, and nothing twice.
+"""The training steps, replayed from the ledger.
 
 For each step that no resume voided: the batch trained on is the batch consumed, id by id and hash by hash;
-its weights were of version = step; each trajectory has V_group <= min version <= max version <= step and
-min version + bound >= step; steps follow each other without a gap from 0; no trajectory and no use of a
-prompt (an epoch and a prompt) occurs in two of them.
+its weights have version = step; each trajectory has V_group <= min version <= max version <= step and
+min version + bound >= step; steps are numbered from 0 without gaps; no trajectory and no use of a prompt (an
+epoch and a prompt) occurs in two steps.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from staleflow.audit.lines import Fields
 from staleflow.audit.report import Findings
 
 _GROUP_ID = re.compile(r"(e\d+-p.+)-a\d+")
-"""The part before the attempt names one use of one prompt; other ids are taken as uses of their own."""
+"""The part before the attempt identifies one use of one prompt; any other id is its own use."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class ConsumedMember:
 
 @dataclass(slots=True, kw_only=True)
 class Step:
-    """One consumed batch, and what the trainer said of it."""
+    """One consumed batch, and its training record."""
 
     line: int
     groups: int = 0
@@ -44,19 +44,19 @@ class Step:
 
 
 class Steps:
-    """All steps that count, by number."""
+    """All valid steps, by number."""
 
     def __init__(self, findings: Findings, start: Fields) -> None:
         self.voided = 0
         """Trained steps that a resume voided."""
         self.furthest = 0
-        """One more than the highest step ever trained, voided ones included."""
+        """One more than the highest step ever trained, including voided steps."""
         self._findings = findings
         self._bound: int = start["bound"]
         self._group_size: int = start["group_size"]
         self._steps: dict[int, Step] = {}
         self._next = 0
-        """Step that must be trained next."""
+        """The step to be trained next."""
         self._step_of: dict[str, int] = {}
         """Consumed trajectory -> step."""
         self._use: dict[str, tuple[int, str]] = {}
@@ -64,13 +64,13 @@ class Steps:
 
     @property
     def trained(self) -> list[Step]:
-        """The steps trained."""
+        """The trained steps."""
         return [step for step in self._steps.values() if step.trained]
 
     # One method per kind of record -----------------------------------------------------------------------
 
     def consume(self, number: int, fields: Fields) -> None:
-        """A batch is handed to the trainer; `number` is the step it must be."""
+        """A batch goes to the trainer; `number` is the expected step."""
         step = Step(line=self._findings.line or 0, groups=len(fields["groups"]))
         for consumed in fields["groups"]:
             group, members = consumed["group"], consumed["trajectories"]
@@ -93,15 +93,13 @@ class Steps:
             self._say(
                 "trained_unconsumed", f"step {number} is trained though it was not consumed", step=number
             )
-            self._next = max(self._next, number + 1)  # told: neither a gap nor a missing record later
+            self._next = max(self._next, number + 1)  # reported: no gap or missing record later
             return
         if step.trained:
             self._say("trained_twice", f"step {number} is trained a second time", step=number)
             return
         if number != self._next:
-            self._say(
-                "step_gap", f"step {number} is trained where step {self._next} must follow", step=number
-            )
+            self._say("step_gap", f"step {number} is trained instead of step {self._next}", step=number)
         if fields["version"] != number:
             self._say(
                 "trained_version",
@@ -120,7 +118,7 @@ class Steps:
         if first > self._next:
             self._say(
                 "resume_ahead",
-                f"the run resumes at step {first} though only {self._next} are trained",
+                f"the run resumes at step {first} though only {self._next} steps are trained",
                 step=first,
             )
         for number in [number for number in self._steps if number >= first]:
@@ -134,27 +132,27 @@ class Steps:
 
     def end(self, fields: Fields) -> None:
         """The attempt ended by itself."""
-        told_by_finish = fields["reason"] != "interrupted" and fields["steps"] == len(self._steps)
-        if fields["steps"] != self._next and not told_by_finish:
+        finish_reports = fields["reason"] != "interrupted" and fields["steps"] == len(self._steps)
+        if fields["steps"] != self._next and not finish_reports:
             self._say(
                 "end_steps", f"the run ends after {fields['steps']} steps though {self._next} are trained"
             )
 
     def finish(self, end_reason: str | None) -> str | None:
-        """After the last line: each consumed step must be trained, but the last of a run that was cut short.
+        """After the last line: each consumed step must be trained, except the last one of an interrupted run.
 
-        Returns what is left unfinished, or None.
+        Returns a description of unfinished work, or None.
         """
         cut_short = end_reason in (None, "interrupted")
         if end_reason is None and not self.furthest:
             self._say(
-                "no_steps", "the ledger has no trained step and no end record: there is nothing to vouch for"
+                "no_steps", "the ledger has no trained step and no end record, so there is nothing to check"
             )
         for number, step in self._steps.items():
-            if step.trained or number < self._next:  # a gap has been told
+            if step.trained or number < self._next:  # a gap has been reported
                 continue
             if cut_short and number == max(self._steps):
-                return f"step {number} was consumed and not trained"
+                return f"step {number} was consumed but not trained"
             self._findings.line = step.line
             self._say("step_untrained", f"step {number} is consumed but has no trained record", step=number)
         return None
@@ -168,8 +166,8 @@ class Steps:
         if earlier and earlier[1] != group:
             self._say(
                 "prompt_twice",
-                f"group {group} in step {number} is a second use of prompt use {use}, "
-                f"after {earlier[1]} in step {earlier[0]}",
+                f"group {group} in step {number} repeats the prompt use {use} of "
+                f"group {earlier[1]} in step {earlier[0]}",
                 step=number,
                 group=group,
             )
@@ -184,7 +182,7 @@ class Steps:
             owner = group
             if earlier is not None:
                 owner = (step if earlier == number else self._steps[earlier]).members[trajectory].group
-            if times > 1 or owner != group:  # of a group consumed twice only the group is told
+            if times > 1 or owner != group:  # for a group consumed twice only the group is reported
                 self._say(
                     "trajectory_twice",
                     f"trajectory {trajectory} is consumed twice: in step {number} with group {group} and "
@@ -244,11 +242,12 @@ class Steps:
                 f"has hash {trained['hash']} in step {number} but was consumed as {member.hash}",
             )
         if oldest < 0 and trained["tokens"] == 0:
-            return  # nothing was generated: there is no version to check
+            return  # no generated tokens, so no version to check
         step.lags[number - oldest] += 1
         if oldest + self._bound < number:
             say(
-                "staleness", f"has tokens of version {oldest} in step {number}, more than {self._bound} later"
+                "staleness",
+                f"has tokens of version {oldest} in step {number}, more than {self._bound} versions later",
             )
         elif oldest < 0 or oldest > newest:
             say("version_range", f"has token versions {oldest}..{newest} in step {number}")

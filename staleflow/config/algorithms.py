@@ -1,7 +1,7 @@
-"""What the config must know of each algorithm, without loading it: what it needs, and its own defaults.
+"""What the config knows about each algorithm without loading it: its requirements and its defaults.
 
-An algorithm's defaults are a layer above configs/default.yaml and below everything that a person sets, so the
-resolved config shows them. They are the values of its paper where that gives any.
+An algorithm's defaults are a layer above configs/default.yaml and below everything that the user sets, so the
+resolved config shows them. They are the values of its paper, where the paper gives any.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class Traits:
     """One algorithm as the config sees it."""
 
     compares: bool = True
-    """Whether it compares the members of a group, which then needs at least two."""
+    """Whether it compares the members of a group. Groups then need at least two."""
     critic: bool = False
     """Whether it has a critic."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -61,5 +61,5 @@ ALGORITHMS: Mapping[str, Traits] = {
 
 
 def traits(name: str) -> Traits:
-    """Those of a known algorithm; of a person's own one, what asks least of the config."""
+    """The traits of a known algorithm; for a user's own one, those with the fewest requirements."""
     return ALGORITHMS.get(name, Traits(compares=False))

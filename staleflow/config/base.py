@@ -1,4 +1,4 @@
-"""What all sections of the schema share: strictness, and names that may also be dotted paths."""
+"""Shared by all sections of the schema: strictness, and names that may also be dotted paths."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class UnknownName(ValueError):
 
 
 def _name_or_dotted_path(known: tuple[str, ...], prefix: str | None = None) -> Callable[[str], str]:
-    """A validator: a registered name, `<prefix>:<something>`, or the dotted path of the user's own."""
+    """A validator: a registered name, `<prefix>:<something>`, or a dotted path to the user's own."""
 
     def check(value: str) -> str:
         if value in known or _DOTTED_PATH.fullmatch(value):

@@ -1,4 +1,4 @@
-"""Combinations of settings that no run can honour, each refused with its reason before anything starts."""
+"""Combinations of settings that cannot work, each refused with its reason before anything starts."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from staleflow.config.algorithms import ALGORITHMS, traits
 from staleflow.config.schema import Config
 
 Problem = tuple[str, str]
-"""Key path, and why its value cannot stand."""
+"""Key path, and why its value is refused."""
 
 
 _REAL = ("training.micro_batch_tokens", "rollout.kv_capacity_tokens", "evaluation.max_new_tokens")
-"""Too small for a real run; a simulated one does not read them, or checks them with its own machines."""
+"""Checked for real runs only: a simulated run ignores them, or checks them against its own machines."""
 
 
 def combination_problems(config: Config, *, simulated: bool = False) -> list[Problem]:
-    """Every refused combination in a config whose single values are all right.
+    """Every refused combination in a config whose single values are valid.
 
     `simulated`: only those that matter on simulated machines.
     """
@@ -31,7 +31,7 @@ def _algorithm(config: Config) -> Iterator[Problem]:
         yield (
             "training.correction",
             f"with staleness.bound {bound} data lags behind the weights and needs a correction: "
-            "tis or another (none is for staleness.bound 0)",
+            "set tis or another (none is for staleness.bound 0)",
         )
     compares = traits(training.algorithm).compares
     if compares and data.group_size == 1:
@@ -42,23 +42,27 @@ def _algorithm(config: Config) -> Iterator[Problem]:
     if not compares and training.dynamic_sampling and training.algorithm in ALGORITHMS:
         yield (
             "training.dynamic_sampling",
-            f"{training.algorithm} compares nothing within a group, so groups of equal rewards teach it too: "
-            "false",
+            f"{training.algorithm} does not compare the members of a group, so it also learns from groups of "
+            "equal rewards: set it to false",
         )
     elif not compares and training.dynamic_sampling and data.group_size == 1:
         yield (
             "training.dynamic_sampling",
             "the rewards of a group of one (data.group_size) are always equal, so every group would be "
-            "dropped: false",
+            "dropped: set it to false",
         )
     for key in ("icepop_band", "sequence_band"):
         low, high = getattr(training, key)
         if not low < 1 < high:
-            yield f"training.{key}", "must hold 1, the ratio of data without lag: less than 1, more than 1"
+            yield (
+                f"training.{key}",
+                "must contain 1, the ratio of data without lag: set one value below 1 and one above",
+            )
     if training.minibatches > data.batch_size:
         yield (
             "training.minibatches",
-            f"a batch of {data.batch_size} groups (data.batch_size) cannot be split into so many",
+            f"a batch of {data.batch_size} groups (data.batch_size) cannot be split into more: "
+            f"at most {data.batch_size}",
         )
 
 
@@ -67,7 +71,7 @@ def _kl(config: Config) -> Iterator[Problem]:
     if kl.coefficient > 0 and kl.place == "loss" and kl.estimator == "k1":
         yield (
             "training.kl.estimator",
-            "as a term of the loss k1 has a gradient that is zero on average: take k2 or k3, or set "
+            "as a term of the loss, k1 has a gradient that is zero on average: set k2 or k3, or set "
             "training.kl.place to reward",
         )
     if kl.reference is not None and kl.coefficient == 0:
@@ -82,31 +86,31 @@ def _trainer(config: Config) -> Iterator[Problem]:
         yield (
             "training.trainer",
             f"{training.algorithm} has a critic, which only the torch trainer trains: set it to torch, or "
-            "take an algorithm without one",
+            "choose an algorithm without a critic",
         )
     if config.model.dtype == "float16":
         yield (
             "model.dtype",
-            "deepspeed trains in float32 or bfloat16 here: float16 needs a loss scale that changes with time",
+            "the deepspeed trainer supports float32 and bfloat16: float16 would need dynamic loss scaling",
         )
     if deepspeed.zero_stage == 0 and config.model.dtype == "bfloat16":
         yield (
             "training.deepspeed.zero_stage",
-            "with model.dtype bfloat16 the optimizer needs float32 weights of its own: at least 1",
+            "with model.dtype bfloat16 the optimizer keeps float32 weights, which needs stage 1, 2 or 3",
         )
     if deepspeed.zero_stage == 0 and deepspeed.offload_optimizer:
         yield "training.deepspeed.offload_optimizer", "needs training.deepspeed.zero_stage 1, 2 or 3"
 
 
 def _sampling(config: Config) -> Iterator[Problem]:
-    # F13: the engine's log-probs would be of the filtered distribution, the trainer's of the whole one.
-    reason = "log-probs of the trainer are those of the whole distribution, so training needs it off: "
+    # F13: the engine would report log-probs of the filtered distribution, the trainer those of the whole one.
+    reason = "the trainer computes log-probs over the whole distribution, so it must be off: set it to "
     if config.rollout.top_p < 1:
         yield "rollout.top_p", f"{reason}1.0"
     if config.rollout.top_k > 0:
         yield "rollout.top_k", f"{reason}0"
     if config.rollout.engine == "vllm" and config.rollout.temperature > 2:
-        yield "rollout.temperature", "vLLM takes at most 2"
+        yield "rollout.temperature", "vLLM allows at most 2"
 
 
 def _lengths(config: Config) -> Iterator[Problem]:
@@ -144,7 +148,10 @@ def _lengths(config: Config) -> Iterator[Problem]:
     if lengths.min > lengths.max:
         yield "rollout.fake.lengths.min", f"is more than rollout.fake.lengths.max {lengths.max}"
     if rollout.fake.cost_model is not None and rollout.fake.seconds_per_step > 0:
-        yield "rollout.fake.seconds_per_step", "rollout.fake.cost_model says that already: leave one out"
+        yield (
+            "rollout.fake.seconds_per_step",
+            "rollout.fake.cost_model already sets the time of a step: leave one of them out",
+        )
 
 
 def _evaluation(config: Config) -> Iterator[Problem]:
@@ -165,19 +172,20 @@ def _data(config: Config) -> Iterator[Problem]:
     if data.path is not None and (data.source == "sums" or data.source.startswith("reasoning_gym:")):
         yield (
             "data.path",
-            f"the source {data.source} reads no file: set data.source to jsonl or parquet, or leave it out",
+            f"the source {data.source} does not read a file: leave it out, or set data.source to jsonl or "
+            "parquet",
         )
     if "{prompt}" not in data.prompt_template:
-        yield "data.prompt_template", "has no {prompt}, the place of the prompt's own text: write it in"
+        yield "data.prompt_template", "lacks {prompt}, which stands for the prompt's own text: add it"
     if data.size is not None and data.size < data.batch_size:
-        yield "data.batch_size", f"is more than the data set has, data.size {data.size}"
+        yield "data.batch_size", f"is more than the prompts in the data set, data.size {data.size}"
 
 
 def _cluster(config: Config) -> Iterator[Problem]:
     if config.cluster.runtime == "inline" and config.cluster.address is not None:
         yield "cluster.address", "an inline run uses no cluster: leave it out, or set cluster.runtime to ray"
     if config.cluster.ship and config.cluster.address is None:
-        yield "cluster.ship", "is sent to an existing cluster only: leave it out, or set cluster.address"
+        yield "cluster.ship", "works with an existing cluster only: leave it out, or set cluster.address"
     if config.cluster.runtime == "inline" and config.cluster.shared_memory_dir is not None:
         yield (
             "cluster.shared_memory_dir",
@@ -201,7 +209,8 @@ def _cluster(config: Config) -> Iterator[Problem]:
     if rollout.progress_interval_s >= rollout.lost_after_s:
         yield (
             "rollout.progress_interval_s",
-            f"a healthy instance would count as lost after rollout.lost_after_s {rollout.lost_after_s:g}",
+            f"must be less than rollout.lost_after_s {rollout.lost_after_s:g}, or healthy instances would "
+            "count as lost",
         )
 
 
@@ -210,16 +219,23 @@ def _gpus(config: Config) -> Iterator[Problem]:
     for part in ("rollout", "training", "evaluation"):
         gpus = getattr(placement, f"{part}_gpus") or 0
         if gpus > 1 and gpus % 1:
-            yield f"cluster.placement.{part}_gpus", "Ray gives whole GPUs, or a part of one"
+            yield (
+                f"cluster.placement.{part}_gpus",
+                "Ray assigns whole GPUs, or a share of one: set a whole number, or less than 1",
+            )
     parallel, engine = config.rollout.vllm.tensor_parallel, config.rollout.engine
     for part, used in (("rollout", engine), ("evaluation", config.evaluation.engine or engine)):
         if used == "vllm" and 0 < (getattr(placement, f"{part}_gpus") or 0) < parallel > 1:
-            yield f"cluster.placement.{part}_gpus", f"rollout.vllm.tensor_parallel needs {parallel}, or null"
+            yield (
+                f"cluster.placement.{part}_gpus",
+                f"rollout.vllm.tensor_parallel needs {parallel}: set that, or null",
+            )
     ranks = training.deepspeed.ranks if training.trainer == "deepspeed" else 1
     if ranks > 1 and 0 < (placement.training_gpus or 0) <= 0.5 and training.deepspeed.backend != "gloo":
         yield (
             "cluster.placement.training_gpus",
-            f"two of the {ranks} ranks could share a GPU, which NCCL refuses: 1, or one rank",
+            f"two of the {ranks} ranks could share a GPU, which NCCL refuses: set it to 1, or "
+            "training.deepspeed.ranks to 1",
         )
 
 
@@ -230,7 +246,7 @@ def _coordination(config: Config) -> Iterator[Problem]:
         yield (
             "coordination.policy",
             "one_step generates one step ahead of training, which staleness.bound 0 forbids: "
-            "set staleness.bound to 1 or more, or take sync",
+            "set staleness.bound to 1 or more, or choose sync",
         )
     for part in ("routing", "synchronization", "migration"):
         section = getattr(coordination, part)
@@ -258,13 +274,13 @@ def _redundancy(config: Config) -> Iterator[Problem]:
     if coordination.policy != "staleflow":
         yield (
             "redundancy.groups",
-            f"policy {coordination.policy} starts no groups beyond its batches, so there are no spare ones: "
-            "leave it at 0, or set coordination.policy to staleflow (redundancy.members goes with any)",
+            f"policy {coordination.policy} starts no spare groups: leave it at 0, or set coordination.policy "
+            "to staleflow (redundancy.members works with every policy)",
         )
     elif coordination.routing.strategy == "naive":
         yield (
             "redundancy.groups",
-            "naive routing takes no spare groups: leave it at 0, or set coordination.routing.strategy to "
+            "naive routing starts no spare groups: leave it at 0, or set coordination.routing.strategy to "
             "waterfall",
         )
 
@@ -285,7 +301,7 @@ def _simulation(config: Config) -> Iterator[Problem]:
             if getattr(training, key) is None:
                 yield (
                     f"simulation.training.{key}",
-                    "with simulation.costs there is no model to work it out from: set it",
+                    "with simulation.costs it cannot be derived from a model: set it",
                 )
     else:
         parallel, gpus, together = simulation.tensor_parallel, simulation.rollout_gpus, ""
@@ -304,7 +320,7 @@ def _simulation(config: Config) -> Iterator[Problem]:
             if change.instance >= instances:
                 yield (
                     f"simulation.{key}",
-                    f"there is no instance {change.instance}: the {instances} are counted from 0",
+                    f"there is no instance {change.instance}: the {instances} instances are counted from 0",
                 )
 
 

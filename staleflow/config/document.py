@@ -1,4 +1,4 @@
-"""The schema as a commented YAML text: what `staleflow config` prints and `configs/default.yaml` is."""
+"""The schema as commented YAML: the output of `staleflow config`, and the text of `configs/default.yaml`."""
 
 from __future__ import annotations
 

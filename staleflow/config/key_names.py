@@ -1,4 +1,4 @@
-"""Known key paths, the names other systems give them, and the nearest one to a mistyped key."""
+"""Known key paths, their names in other systems, and the one nearest to a mistyped key."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ ALIASES: dict[str, str] = {
     "num_training_gpus": "simulation.training_gpus",
     "mfu": "simulation.efficiency.training_compute",
 }
-"""Well-known names of what a key here means. They are never accepted as keys, only understood in mistakes."""
+"""Names that other systems use -> our key. Used in suggestions only, never accepted as keys."""
 
 _OTHER_SECTION = 0.1
-"""Taken off when only the last part of the key fits, not its section."""
-_LEAST_BEGUN = 3
-"""Letters of a key's beginning that are enough to mean it, in its section."""
+"""Subtracted when only the last part of the key matches, not its section."""
+_SHORTEST_PREFIX = 3
+"""Letters from which on the beginning of a key suggests it, in its section."""
 _MOST_SUGGESTIONS = 3
 _TIE = 0.001
 
@@ -76,14 +76,14 @@ def key_paths(model: type[Section], prefix: Path = ()) -> Iterator[tuple[Path, F
 
 
 def suggestion(model: type[Section], unknown: Path) -> str:
-    """`did you mean a.b?` for an unknown key path, or "" when nothing is near."""
+    """`did you mean a.b?` for an unknown key path, or "" when no key is similar."""
     known = {path for path, _ in key_paths(model)}
     scored = [(_likeness(unknown, path), ".".join(path)) for path in known]
     for alias, target in ALIASES.items():
         path = tuple(target.split("."))
-        beside = (*unknown[:-1], path[-1])
-        if beside in known:  # `training.critic.lr` is about that section's own learning_rate
-            path, target = beside, ".".join(beside)
+        sibling = (*unknown[:-1], path[-1])
+        if sibling in known:  # `training.critic.lr` means that section's own learning_rate
+            path, target = sibling, ".".join(sibling)
         if path in known:
             scored.append((_likeness(unknown, (*path[:-1], alias)), f"{target} (also called {alias})"))
     best = max(scored)[0]
@@ -94,10 +94,10 @@ def suggestion(model: type[Section], unknown: Path) -> str:
 
 
 def _likeness(unknown: Path, known: Path) -> float:
-    """1 for the same key; high when every part is alike, or the last part is and the section is another."""
+    """1 for the same key; high when all parts are similar, or only the last one, in another section."""
     last = likeness(unknown[-1], known[-1])
     if unknown[:-1] == known[:-1]:
-        begun = len(unknown[-1]) >= _LEAST_BEGUN and known[-1].startswith(unknown[-1])
-        return max(last, LIKE_ENOUGH + _OTHER_SECTION) if begun else last
+        is_prefix = len(unknown[-1]) >= _SHORTEST_PREFIX and known[-1].startswith(unknown[-1])
+        return max(last, LIKE_ENOUGH + _OTHER_SECTION) if is_prefix else last
     whole = min(map(likeness, unknown, known)) if len(unknown) == len(known) else 0.0
     return max(whole, last) - _OTHER_SECTION

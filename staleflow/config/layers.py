@@ -1,7 +1,7 @@
 """Layers of config values, merged from left to right.
 
-Invariants: maps merge deeply and everything else, lists included, is replaced; each value in the result
-knows where it was read; nothing here knows the schema.
+Invariants: maps merge deeply; everything else, lists included, is replaced; each value in the result has its
+origin; nothing here depends on the schema.
 
 Order: default.yaml, config files as given, environment (STALEFLOW__SECTION__KEY=value), overrides
 (key.path=value) as given.
@@ -29,8 +29,8 @@ _OVERRIDE = re.compile(r"(?P<key>[^\W\d][\w-]*(\.[\w-]+)*)=(?P<value>.*)", re.DO
 def split_arguments(arguments: Iterable[str]) -> tuple[list[FilePath], list[str]]:
     """Sort command-line arguments into config files and `key.path=value` overrides.
 
-    An argument of the form of an override is one, unless a file of that name exists; `-` is standard input.
-    Raises ConfigError for an argument that is neither.
+    An argument of the form `key.path=value` is an override unless a file of that name exists; `-` is standard
+    input. Raises ConfigError for an argument that is neither.
     """
     files: list[FilePath] = []
     overrides: list[str] = []
@@ -45,22 +45,22 @@ def split_arguments(arguments: Iterable[str]) -> tuple[list[FilePath], list[str]
             raise ConfigError(f"{argument!r} is not an override: write key.path=value")
         else:
             raise ConfigError(
-                f"there is no config file {argument!r}; an override is written key.path=value, "
+                f"there is no config file {argument!r}; to override a key, write key.path=value, "
                 "as in staleness.bound=2"
             )
     return files, overrides
 
 
 def _is_readable(argument: str) -> bool:
-    """Whether there is such a file; a pipe is one too, as in `staleflow run <(...)`."""
+    """Whether this file exists; a pipe counts, as in `staleflow run <(...)`."""
     try:
         return FilePath(argument).exists() and not FilePath(argument).is_dir()
-    except OSError:  # longer than a file's name may be
+    except OSError:  # the name is too long
         return False
 
 
 def default_layer() -> Layer:
-    """What a bare run uses: configs/default.yaml, inside the package, or beside it in a checkout."""
+    """The defaults: configs/default.yaml inside the package, or beside it in a checkout."""
     package = FilePath(staleflow.__file__).parent
     installed = package / "configs" / "default.yaml"
     checkout = package.parent / "configs" / "default.yaml"
@@ -85,14 +85,14 @@ def file_layer(path: FilePath, *, origin: str | None = None) -> Layer:
 def environment_layers(environ: Mapping[str, str]) -> list[Layer]:
     """A layer for each variable STALEFLOW__SECTION__KEY; names are not case-sensitive.
 
-    Raises ConfigError for a name that is almost one: it would be silently ignored.
+    Raises ConfigError for a name that is almost right, which would otherwise be ignored silently.
     """
     layers = []
     for name in sorted(environ):
         if name.upper().startswith(ENVIRONMENT_PREFIX):
             key = tuple(name[len(ENVIRONMENT_PREFIX) :].lower().split("__"))
             if not all(key):
-                raise ConfigError(f"the environment variable {name} names no key: {_ENVIRONMENT_FORM}")
+                raise ConfigError(f"the environment variable {name} does not name a key: {_ENVIRONMENT_FORM}")
             layers.append(_value_layer(key, environ[name], name, f"from the environment variable {name}"))
         elif name.upper().startswith("STALEFLOW_") and "__" in name:
             raise ConfigError(f"the environment variable {name} is not a config key: {_ENVIRONMENT_FORM}")
@@ -100,7 +100,7 @@ def environment_layers(environ: Mapping[str, str]) -> list[Layer]:
 
 
 def override_layers(overrides: Sequence[str], origin: str = "from the command line") -> list[Layer]:
-    """A layer for each `key.path=value`. Raises ConfigError for text of another form."""
+    """A layer for each `key.path=value`. Raises ConfigError for any other text."""
     layers = []
     for text in overrides:
         match = _OVERRIDE.fullmatch(text)
@@ -111,7 +111,7 @@ def override_layers(overrides: Sequence[str], origin: str = "from the command li
 
 
 def merge(layers: Iterable[Layer]) -> Layer:
-    """All layers in one, the later ones winning."""
+    """All layers merged into one; later layers win."""
     values: dict[str, Any] = {}
     origins: dict[Path, str] = {}
     for layer in layers:
@@ -144,7 +144,7 @@ def _merge_into(
 
 
 def _copied(value: Any) -> Any:
-    """A copy that later layers may change: aliased YAML nodes and layers must stay as they are."""
+    """A copy that later layers may change; aliased YAML nodes and the layers themselves must not change."""
     if isinstance(value, dict):
         return {k: _copied(v) for k, v in value.items()}
     return [_copied(v) for v in value] if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""From files, environment and overrides to one checked Config."""
+"""Builds one checked Config from files, environment and overrides."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def load_config(
     *,
     simulated: bool = False,
 ) -> Config:
-    """The config of a run: defaults, those of its algorithm, config files, environment, overrides, later ones
-    winning.
+    """The config of a run, from these layers (later ones win): defaults, defaults of its algorithm, config
+    files, environment, overrides.
 
-    `environ` None: no environment. `simulated`: for a run on simulated machines, which does not read all of
-    it. Raises ConfigError that lists every problem found, one a line.
+    `environ` None: no environment. `simulated`: for a run on simulated machines, which ignores some keys.
+    Raises ConfigError that lists every problem found, one per line.
     """
     own = merge(
         [
@@ -55,7 +55,7 @@ def load_config(
 
 
 def _algorithm_layer(layer: Layer) -> Layer:
-    """The defaults of the algorithm that the merged layers name; empty where they name none that is known."""
+    """The defaults of the algorithm that the merged layers name; empty for an unknown one."""
     training = layer.values.get("training")
     name = training.get("algorithm") if isinstance(training, dict) else None
     if not isinstance(name, str) or name not in ALGORITHMS:

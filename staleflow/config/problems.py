@@ -1,6 +1,7 @@
-"""What is wrong with a config, said so that the person can put it right.
+"""Config errors that say how to fix them.
 
-Each problem is one line: the key path, what was read and where, what is allowed, the nearest valid name.
+Each problem is one line: the key path, the value and where it was read, what is allowed, the nearest valid
+name.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from staleflow.errors import ConfigError
 from staleflow.suggestions import did_you_mean
 
 _LONGEST_VALUE = 60
-"""Characters of a value that a message repeats."""
+"""Most characters of a value that a message shows."""
 
 _ALLOWED = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
     "float_type": "a number",
     "bool_type": "true or false",
-    "string_type": "text (in quotes, where it looks like a number)",
+    "string_type": "text (in quotes if it looks like a number)",
     "dict_type": "a map of keys",
     "model_type": "a map of keys",
     "tuple_type": "a list",
@@ -47,7 +48,7 @@ _LIMITS = {
 
 
 def config_error(problems: Sequence[str]) -> ConfigError:
-    """All problems in one error: a line each."""
+    """All problems in one error, one per line."""
     if len(problems) == 1:
         return ConfigError(problems[0])
     lines = "".join(f"\n  {problem}" for problem in problems)
@@ -55,12 +56,12 @@ def config_error(problems: Sequence[str]) -> ConfigError:
 
 
 def schema_problems(model: type[Section], error: ValidationError, layer: Layer) -> list[str]:
-    """The problems that pydantic found in the merged values of `layer`."""
+    """The problems that pydantic found in the merged `layer`."""
     return [_problem(model, details, layer) for details in error.errors(include_url=False)]
 
 
 def read_where(layer: Layer, path: Path, value: Any) -> str:
-    """`read 2 from a.yaml:3`; the place is left out when it is unknown."""
+    """`read 2 from a.yaml:3`, or `read 2` when the place is unknown."""
     text = dump_scalar(value)
     shown = text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 3]}..."
     origin = _origin(layer, path)
@@ -73,11 +74,11 @@ def _problem(model: type[Section], details: ErrorDetails, layer: Layer) -> str:
     kind = details["type"]
     if kind == "extra_forbidden":
         return _unknown_key(model, path, value, layer)
-    if path[-1] == "[key]":  # of a map whose keys are given
+    if path[-1] == "[key]":  # a map with a fixed set of keys
         return _unknown_in_map(path[:-1], details["ctx"]["expected"], layer)
     name = ".".join(path)
     if kind == "missing":
-        # Every key outside of lists has a default, so this is in a list, or the list is too short.
+        # Every key outside lists has a default, so the key is in a list element, or the list is too short.
         missing = f"a map that has {path[-1]}" if isinstance(value, dict) else "a longer list"
         return f"{'.'.join(path[:-1])}: {read_where(layer, path[:-1], value)}; allowed: {missing}"
     fields = dict(key_paths(model))
@@ -86,7 +87,7 @@ def _problem(model: type[Section], details: ErrorDetails, layer: Layer) -> str:
 
 
 def _unknown_key(model: type[Section], path: Path, value: Any, layer: Layer) -> str:
-    while isinstance(value, dict) and len(value) == 1:  # `stalness.bound=2`: speak of the whole key
+    while isinstance(value, dict) and len(value) == 1:  # `stalness.bound=2`: report the whole key
         key, value = next(iter(value.items()))
         path = (*path, key)
     hint = _in_list(model, path) or suggestion(model, path)
@@ -98,7 +99,7 @@ def _unknown_key(model: type[Section], path: Path, value: Any, layer: Layer) -> 
 
 
 def _unknown_in_map(path: Path, expected: str, layer: Layer) -> str:
-    """`expected`: the keys there are, as pydantic lists them."""
+    """`expected`: the known keys, as pydantic lists them."""
     known = re.findall(r"'(\w+)'", expected)
     value = reduce(lambda values, part: values[part], path, layer.values)
     hint = did_you_mean(path[-1], known) or f"{'.'.join(path[:-1])} has {', '.join(known)}"
@@ -106,7 +107,7 @@ def _unknown_in_map(path: Path, expected: str, layer: Layer) -> str:
 
 
 def _in_list(model: type[Section], path: Path) -> str:
-    """What the elements of the list have that `path` is a key of; "" for any other path."""
+    """The keys of a list's elements, when `path` is in such an element; else ""."""
     if len(path) < 3 or not path[-2].isdigit():
         return ""
     field = dict(key_paths(model)).get(path[:-2])
@@ -116,7 +117,7 @@ def _in_list(model: type[Section], path: Path) -> str:
 
 
 def _allowed(details: ErrorDetails, field: FieldInfo | None) -> tuple[str, str]:
-    """What the field takes, and a hint, or ""."""
+    """The allowed values of the field, and a hint or ""."""
     kind, context = details["type"], details.get("ctx", {})
     hint = ""
     if kind == "literal_error" and field is not None:
@@ -139,7 +140,7 @@ def _allowed(details: ErrorDetails, field: FieldInfo | None) -> tuple[str, str]:
 
 
 def _origin(layer: Layer, path: Path) -> str:
-    """Where the value at `path` was read, or the nearest enclosing value whose place is known."""
+    """The origin of the value at `path`, or of the nearest enclosing value with a known one."""
     for n in range(len(path), 0, -1):
         if path[:n] in layer.origins:
             return layer.origins[path[:n]]

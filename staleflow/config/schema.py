@@ -1,10 +1,10 @@
 """The config schema: every key, its type, its default, its unit, and what null means.
 
 Invariants: types are strict (no "1" for 1), unknown keys are refused, numbers are finite and in range, and
-a built Config never changes. What one field alone cannot say (combinations) is in `checks`.
+a built Config never changes. Checks across fields are in `checks`.
 
 The text under each field is its documentation: `staleflow config` prints it, and `configs/default.yaml`
-is that print. The larger sections are in `schema_rollout`, `schema_coordination`, `schema_training`,
+is that output. The larger sections are in `schema_rollout`, `schema_coordination`, `schema_training`,
 `schema_scoring`, `schema_cluster` and `schema_simulation`.
 """
 
@@ -24,23 +24,23 @@ from staleflow.config.schema_training import Training
 
 
 class Run(Section):
-    """What is run, where its results go, and for how long."""
+    """Name, output folder, seed and length of the run."""
 
     name: str | None = None
-    """Name of the run's folder in output_dir; may contain "/". Null: made from the time and the seed."""
+    """Name of the run's folder in output_dir; may contain "/". Null: built from the time and the seed."""
     output_dir: str = Field(default="runs", min_length=1)
     """Folder that holds run folders; relative to the working directory."""
     seed: int = Field(default=0, ge=0)
-    """Seed of everything random: data order, token sampling, initial state."""
+    """Seed of all randomness: data order, token sampling, initial state."""
     steps: int = Field(default=40, ge=1)
-    """Training steps (= weight versions made) after which the run is complete."""
+    """Training steps (= new weight versions) after which the run is complete."""
 
 
 class Staleness(Section):
-    """The guarantee of the system."""
+    """The staleness guarantee."""
 
     bound: int = Field(default=1, ge=0)
-    """η: the most weight versions by which trained data may lag. 0 is synchronous training, exactly."""
+    """η: the most weight versions by which trained data may lag. 0: exactly synchronous training."""
 
 
 class Data(Section):
@@ -53,18 +53,20 @@ class Data(Section):
     prompt_column: str | None = None
     """Column with the prompt, text or chat messages; a.b is b inside a. Null: prompt, question or problem."""
     answer_column: str | None = None
-    """Column with what the verifier compares with. Null: answer, reward_model.ground_truth or solution."""
+    """Column with the reference answer for the verifier. Null: answer, reward_model.ground_truth or
+    solution."""
     answer_marker: str | None = "####"
-    """An answer text with this in it counts from there on, as GSM8K's. Null: whole, always."""
+    """If the answer contains this marker, only the text after it counts (as in GSM8K). Null: always the whole
+    answer."""
     system_prompt: str | None = None
-    """System message before each prompt that brings none."""
+    """System message for prompts that have none of their own."""
     prompt_template: str = "{prompt}"
-    """What is put around the prompt's own text, which goes where {prompt} is."""
+    """Text around each prompt; {prompt} stands for the prompt's own text."""
     chat_template: str = "auto"
-    """How a conversation is written. auto: by the tokenizer's own template, if any; none: plain text; else
-    the path of a Jinja file."""
+    """Format of conversations. auto: the tokenizer's own template, if it has one; none: plain text; else the
+    path of a Jinja file."""
     chat_options: dict[str, Any] = Field(default_factory=dict)
-    """Settings handed to the chat template, such as enable_thinking."""
+    """Variables passed to the chat template, such as enable_thinking."""
     size: int | None = Field(default=None, ge=1)
     """Prompts in the data set. Null: all of a file, or the default number of a generated source."""
     batch_size: int = Field(default=24, ge=1)
@@ -72,44 +74,46 @@ class Data(Section):
     group_size: int = Field(default=8, ge=1)
     """Trajectories generated for each prompt."""
     epochs: int | None = Field(default=None, ge=1)
-    """How often each prompt is used. Null: again and again, until run.steps is reached."""
+    """Passes over the data set. Null: unlimited, until run.steps is reached."""
     last_batch: Literal["train", "drop", "pad"] = "train"
-    """What happens to the last, smaller batch when the epochs are used up."""
+    """Handling of the last, smaller batch at the end of the last epoch."""
     shuffle: bool = True
     """Draw the prompts of an epoch in a seeded random order; false: in file order."""
     max_filtered_batches: int = Field(default=20, ge=1)
-    """A run that only filters ends, with a message, after this many batches' worth of groups."""
+    """The run ends with a message when filtering has dropped this many batches of groups in a row."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Free settings handed to the source; see its documentation."""
+    """Options passed to the source; see its documentation."""
 
 
 class Model(Section):
-    """The model that is trained and generates."""
+    """The model that generates and is trained."""
 
     source: str = Field(default="builtin:sums", min_length=1)
-    """Folder of a Hugging Face causal language model, or builtin:sums (a tiny one that is shipped)."""
+    """Folder of a Hugging Face causal language model, or builtin:sums (a tiny model in the package)."""
     tokenizer: str | None = None
     """Folder of the tokenizer. Null: the model's own."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Number type of the weights; on a CPU anything but float32 is slow."""
+    """Number type of the weights. On a CPU only float32 is fast."""
 
 
 class Redundancy(Section):
-    """Launching more than is trained on, keeping what is done first."""
+    """Generate more than training needs and keep what finishes first."""
 
     groups: int = Field(default=0, ge=0)
-    """Spare groups generated beyond those that are guaranteed a place; what expires is drawn again."""
+    """Spare groups, generated without a guaranteed place in a batch. Prompts of expired ones are drawn
+    again."""
     members: int = Field(default=0, ge=0)
-    """Trajectories launched per group beyond data.group_size. The first ones are kept, which biases."""
+    """Trajectories started per group beyond data.group_size. The first to finish are kept, which biases
+    training towards short responses."""
 
 
 class Checkpoint(Section):
-    """Saving, so that --resume can go on."""
+    """Checkpoints, which --resume continues from."""
 
     every: int = Field(default=10, ge=0)
     """Training steps between checkpoints; one is also written at the end. 0: only at the end."""
     keep: int = Field(default=2, ge=1)
-    """Newest checkpoints kept; older ones are removed."""
+    """Number of checkpoints kept; older ones are removed."""
 
 
 class Wandb(Section):
@@ -118,13 +122,13 @@ class Wandb(Section):
     mode: Literal["offline", "online", "disabled"] = "offline"
     """offline: written into the run folder, for `wandb sync` later."""
     project: str = Field(default="staleflow", min_length=1)
-    """Project that the run is filed under."""
+    """Project of the run."""
     entity: str | None = None
-    """User or team. Null: the default of the account."""
+    """User or team. Null: the account's default."""
 
 
 class SinkConfig(Section):
-    """One more place where rows of metrics go."""
+    """An additional destination for rows of metrics."""
 
     name: SinkName
     """jsonl (option path), or the dotted path of your own class (docs/extending.md)."""
@@ -139,12 +143,12 @@ class SinkConfig(Section):
 
 
 class Telemetry(Section):
-    """What is shown and logged beside metrics.jsonl, which is always written."""
+    """Console, journal and further sinks; metrics.jsonl is always written."""
 
     console: Literal["auto", "live", "plain", "off"] = "auto"
-    """live: a full-screen view; plain: one line a step; auto: live in a terminal, else plain."""
+    """live: a full-screen view; plain: one line per step; auto: live in a terminal, else plain."""
     journal: bool = True
-    """Write journal.jsonl: what happened to each trajectory, for `staleflow explain` and trace.json."""
+    """Write journal.jsonl: the events of each trajectory, for `staleflow explain` and trace.json."""
     wandb: Wandb = Wandb()
     sinks: Annotated[tuple[SinkConfig, ...], Strict(False)] = ()
     """Further sinks: jsonl, or the dotted path of your own class (docs/extending.md). Each is a name, or a

@@ -1,4 +1,4 @@
-"""The section `cluster` of the schema: where the parts run, and how weights travel between nodes."""
+"""The section `cluster` of the schema: where the parts run, and how weights are transferred between nodes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ Amount = Annotated[float, Field(ge=0)]
 
 
 class ClusterPlacement(Section):
-    """What the actors of each part ask of Ray, as bundles of one placement group. No amount: anywhere."""
+    """Resources of each part's actors, reserved as bundles of one Ray placement group. Without amounts an
+    actor may run anywhere."""
 
     strategy: Literal["pack", "spread", "strict_pack", "strict_spread"] = "pack"
-    """pack: on few nodes; spread: on many; strict_pack: on one; strict_spread: a node for each actor."""
+    """pack: on few nodes; spread: on many; strict_pack: on one; strict_spread: each actor on its own node."""
     rollout_gpus: Amount | None = None
     """GPUs of one rollout instance, all on one node. Null: rollout.vllm.tensor_parallel for vllm, else 0."""
     rollout_cpus: Amount | None = None
@@ -26,28 +27,28 @@ class ClusterPlacement(Section):
     training_cpus: Amount | None = None
     """CPUs of one training rank. Null: 1 on an existing cluster, 0 on a local one."""
     evaluation_gpus: Amount | None = None
-    """GPUs of the evaluation, if there is one. Null: as for rollout_gpus, by the engine that evaluates."""
+    """GPUs of the evaluation, if any. Null: the rule of rollout_gpus for the evaluation's engine."""
     evaluation_cpus: Amount | None = None
-    """CPUs of the evaluation, if there is one. Null: 1 on an existing cluster, 0 on a local one."""
+    """CPUs of the evaluation, if any. Null: 1 on an existing cluster, 0 on a local one."""
     reward_cpus: Amount | None = None
-    """CPUs of the rewards. Null: reward.workers on an existing cluster, 0 on a local one."""
+    """CPUs of the verifiers. Null: reward.workers on an existing cluster, 0 on a local one."""
     servers_cpus: Amount | None = None
     """CPUs of the run loop with the trajectory server. Null: 1 on an existing cluster, 0 on a local one."""
     resources: dict[PartName, dict[str, Amount]] = Field(default_factory=dict)
-    """Custom Ray resources that each actor of a part asks for as well, to choose its nodes."""
+    """Custom Ray resources that each actor of a part also requires, to choose its nodes."""
     wait_s: float = Field(default=120.0, gt=0)
-    """Seconds to wait for what the cluster has but others are using."""
+    """Seconds to wait for resources that others in the cluster are using."""
 
 
 class Cluster(Section):
     """Where the parts run."""
 
     runtime: Literal["ray", "inline"] = "ray"
-    """ray: each part in its own process; inline: all in this one, deterministic, for tests and debugging."""
+    """ray: each part in its own process; inline: one process, deterministic, for tests and debugging."""
     address: str | None = None
     """Address of a running Ray cluster (host:port, or auto). Null: a local one, stopped at the end."""
     ship: Annotated[tuple[str, ...], Strict(False)] = ()
-    """Your own Python packages (folders, or .py files) that are sent to every node of an existing cluster."""
+    """Your own Python packages (folders or .py files) to send to every node of an existing cluster."""
     transport: TransportName = "auto"
     """How weights reach the instances. memory: in an inline run; shared_memory: on one node; object_store:
     Ray's, between nodes; device: NIXL, by Ray's direct transport, between nodes; or the dotted path of your
@@ -56,9 +57,9 @@ class Cluster(Section):
     transport_options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of a transport of your own."""
     transfer_mb: int = Field(default=64, ge=1)
-    """MiB of a piece of weights on its way to another node; four are in Ray's object store at most."""
+    """MiB per piece of weights sent to another node. Ray's object store holds at most four pieces."""
     shared_memory_dir: str | None = None
     """Folder for weights in shared memory, on every node. Null: /dev/shm."""
     start_timeout_s: float = Field(default=300.0, gt=0)
-    """Seconds all parts together may take to start; vLLM alone takes 20 and more."""
+    """Seconds in which all parts must have started. vLLM alone takes 20 or more."""
     placement: ClusterPlacement = ClusterPlacement()

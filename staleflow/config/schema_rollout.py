@@ -1,4 +1,4 @@
-"""The section `rollout` of the schema: engines, and how they generate."""
+"""The section `rollout` of the schema: engines and generation."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ Probability = Annotated[float, Field(gt=0, le=1)]
 
 
 class FakeLengths(Section):
-    """How long the scripted responses of the fake engine are, in tokens."""
+    """Lengths of the fake engine's scripted responses, in tokens."""
 
     kind: Literal["fixed", "uniform", "lognormal"] = "fixed"
-    """fixed: always mean; uniform: from min to max; lognormal: long-tailed, cut at max."""
+    """fixed: always mean; uniform: from min to max; lognormal: long-tailed, cut off at max."""
     mean: float = Field(default=32.0, gt=0)
     """The length (fixed), or the median length (lognormal)."""
     sigma: float = Field(default=1.0, ge=0)
-    """Deviation of the logarithm of the length (lognormal)."""
+    """Standard deviation of the logarithm of the length (lognormal)."""
     min: int = Field(default=1, ge=1)
     """Shortest length (uniform)."""
     max: int = Field(default=96, ge=1)
@@ -31,24 +31,25 @@ class FakeEngineConfig(Section):
 
     lengths: FakeLengths = FakeLengths()
     seconds_per_step: float = Field(default=0.0, ge=0)
-    """Seconds that one decode step takes."""
+    """Seconds per decode step."""
     cost_model: str | None = None
-    """File written by `staleflow profile`: steps, prefills and pulls take what it says. Null: see above."""
+    """File written by `staleflow profile` that sets the time of steps, prefills and pulls. Null:
+    seconds_per_step."""
 
 
 class Vllm(Section):
-    """The vLLM engine. On a CPU rollout.kv_capacity_tokens decides the size of its KV cache."""
+    """The vLLM engine. On a CPU, rollout.kv_capacity_tokens sets the size of its KV cache."""
 
     tensor_parallel: int = Field(default=1, ge=1)
-    """GPUs (without: processes) of one instance, each with a part of every layer."""
+    """GPUs (on a CPU: processes) of one instance, each with a part of every layer."""
     gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
-    """Share of each GPU's memory that weights and KV cache take."""
+    """Share of each GPU's memory for weights and KV cache."""
     enforce_eager: bool | None = None
-    """Do without compiling and CUDA graphs. Null: on a CPU, where they take longer than they save."""
+    """Run without compilation and CUDA graphs. Null: true on a CPU, where they cost more than they save."""
     prefix_caching: bool = True
-    """Share the KV of common prefixes; what other weights computed is never served."""
+    """Share the KV of common prefixes. KV from other weights is never reused."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Further arguments of vLLM's EngineArgs, by their names."""
+    """Further arguments of vLLM's EngineArgs, by name."""
 
 
 class Rollout(Section):
@@ -61,25 +62,25 @@ class Rollout(Section):
     max_new_tokens: int = Field(default=48, ge=1)
     """Most tokens of one response, over all interruptions and turns."""
     max_model_len: int | None = Field(default=None, ge=2)
-    """Most tokens of prompt and response together. Null: what the model's own config allows."""
+    """Most tokens of prompt and response together. Null: the limit in the model's config."""
     temperature: float = Field(default=1.0, gt=0)
-    """Sampling temperature; log-probs are those at this temperature, in the trainer too."""
+    """Sampling temperature; log-probs are computed at this temperature, in the trainer too."""
     top_p: Probability = 1.0
-    """Nucleus sampling. 1: off, which training needs."""
+    """Nucleus sampling. Training requires 1 (off)."""
     top_k: int = Field(default=0, ge=0)
-    """Most likely tokens to draw from. 0: no limit, which training needs."""
+    """Sample from this many most likely tokens. Training requires 0 (no limit)."""
     on_pull: Literal["recompute", "keep_kv"] = "recompute"
-    """What a pull does to running trajectories: rebuild their KV under new weights, or keep the old KV."""
+    """KV of running trajectories at a pull. recompute: rebuild it under the new weights; keep_kv: keep it."""
     kv_capacity_tokens: int = Field(default=8192, ge=1)
-    """Tokens that the KV cache of one instance holds."""
+    """Capacity of one instance's KV cache, in tokens."""
     max_running: int = Field(default=96, ge=1)
     """Most trajectories that one instance decodes at the same time."""
     progress_interval_s: float = Field(default=1.0, gt=0)
-    """Seconds between reports of unfinished trajectories; a lost instance loses at most so much work."""
+    """Seconds between reports of unfinished trajectories: at most this much work is lost with an instance."""
     lost_after_s: float = Field(default=60.0, gt=0)
-    """Seconds of silence after which an instance counts as lost, and its work goes elsewhere."""
+    """Seconds of silence after which an instance counts as lost and its work moves to others."""
     max_retries: int = Field(default=3, ge=0)
-    """How often a failed trajectory is generated anew before it is masked."""
+    """Number of times that a failed trajectory is generated again before it is masked."""
     threads: int = Field(default=1, ge=1)
     """CPU threads of each instance."""
     vllm: Vllm = Vllm()

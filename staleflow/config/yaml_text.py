@@ -1,4 +1,4 @@
-"""YAML as people mean it, with the place of every value.
+"""YAML with the scalars of YAML 1.2, and the place of every value.
 
 PyYAML reads YAML 1.1, where `1e-4` is a string, `off` is false, `010` is eight and `1:30` is ninety. Here
 the scalars are those of YAML 1.2's core schema: true/false, null, decimal and hexadecimal integers, floats
@@ -25,7 +25,7 @@ _FLOAT = re.compile(
 )
 _TAG = "tag:yaml.org,2002:"
 _TAGS = {_TAG + name for name in ("null", "bool", "int", "float", "str", "seq", "map")}
-"""What a config may hold; a value of any other type needs a tag of its own and is refused."""
+"""The types allowed in a config; a value of any other type has another tag and is refused."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -44,18 +44,18 @@ _Loader.add_implicit_resolver(f"{_TAG}float", re.compile(f"^(?:{_FLOAT.pattern})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """One source of values, and where each of them was read."""
+    """One source of values, with the origin of each."""
 
     values: Any
-    """What the text says: for a config file, a mapping."""
+    """For a config file: a mapping."""
     origins: dict[Path, str]
-    """For each key path in `values`, words that follow "read 2", such as "from a.yaml:3"."""
+    """Key path in `values` -> the text that follows "read 2" in messages, such as "from a.yaml:3"."""
 
 
 def parse(text: str, name: str, *, origin: str | None = None) -> Layer:
     """Read one YAML document.
 
-    `name` stands in messages; `origin` replaces the "from <name>:<line>" of every value. Raises ConfigError.
+    `name` appears in messages; `origin` replaces "from <name>:<line>" for every value. Raises ConfigError.
     """
     loader = _Loader(text)
     try:
@@ -67,7 +67,7 @@ def parse(text: str, name: str, *, origin: str | None = None) -> Layer:
         line = f":{mark.line + 1}" if mark and origin is None else ""
         raise ConfigError(f"{name}{line}: not valid YAML: {error.problem or error.context}") from error
     except RecursionError as error:
-        raise ConfigError(f"{name}: not usable YAML: it is nested too deep") from error
+        raise ConfigError(f"{name}: not usable YAML: it is nested too deeply") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{name}: not valid YAML: {' '.join(str(error).split())}") from error
     finally:
@@ -75,7 +75,7 @@ def parse(text: str, name: str, *, origin: str | None = None) -> Layer:
 
 
 class _Reader:
-    """Turns nodes into values, remembering the place of each."""
+    """Turns nodes into values and records the origin of each."""
 
     def __init__(self, loader: _Loader, name: str, origin: str | None) -> None:
         self._loader = loader
@@ -121,23 +121,23 @@ class _Reader:
             if node.tag == f"{_TAG}float":
                 return float(re.sub(r"\.(?=inf|Inf|INF|nan|NaN|NAN)", "", node.value))
             return self._loader.construct_object(node)
-        except (ValueError, KeyError) as error:  # an explicit tag that its text does not fit
+        except (ValueError, KeyError) as error:  # the text does not fit its explicit tag
             raise ConfigError(
                 f"{place}: {node.value!r} is not a valid {node.tag.removeprefix(_TAG)}"
             ) from error
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes text that YAML 1.1 and 1.2 readers take for the same values."""
+    """Writes text that YAML 1.1 and 1.2 readers read as the same values."""
 
 
 for _tag, _pattern in ((f"{_TAG}int", _INT), (f"{_TAG}float", _FLOAT)):
-    # Quote strings such as "1e-4" that only one of the two dialects takes for numbers.
+    # Quote strings such as "1e-4" that only one of the two dialects reads as numbers.
     _Dumper.add_implicit_resolver(_tag, re.compile(f"^(?:{_pattern.pattern})$"), None)
 
 
 _BREAKS = re.compile(r"[\x85\u2028\u2029]")
-"""Line breaks to YAML beside the newline: only double quotes bring them back as they were."""
+"""YAML's line breaks other than the newline: only double quotes preserve them."""
 
 
 def _text_node(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
@@ -149,11 +149,11 @@ _Dumper.add_representer(str, _text_node)
 
 
 def dump(values: Any) -> str:
-    """Values as block-style YAML, in their own order."""
+    """Values as block-style YAML, in the given order."""
     return str(yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100))
 
 
 def dump_scalar(value: Any) -> str:
-    """One value as it would be written after `key: `."""
+    """One value as written after `key: `."""
     text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, allow_unicode=True, width=10_000)
     return str(text).removesuffix("...\n").strip()

@@ -1,7 +1,7 @@
-"""How a prompt is written for the model: as a chat, through the model's template, or as plain text.
+"""Formats a prompt for the model: as a chat, through the model's template, or as plain text.
 
-Invariants: what is written ends where the model's answer begins (`add_generation_prompt`); ids are made here,
-once, and a text that a template wrote gets no further special tokens, since the template has written its own.
+Invariants: the text ends where the model's answer begins (`add_generation_prompt`); prompts are encoded here,
+once; text from a template gets no further special tokens, since the template writes its own.
 
 A prompt is a text, which counts as the user's message, or a list of messages `{"role", "content"}`. Without
 a template the contents are joined by blank lines.
@@ -18,67 +18,68 @@ from staleflow.data.tokenizers import ChatTokenizer, Tokenizer
 from staleflow.errors import ConfigError
 
 PLACE = "{prompt}"
-"""Where `ChatFormat.around` has the prompt's own text. Only this is replaced: braces of LaTeX stay."""
+"""Stands for the prompt's own text in `ChatFormat.around`. Only this is replaced: braces of LaTeX stay."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatFormat:
-    """What the person wants of it."""
+    """The user's settings for formatting prompts."""
 
     template: str = "auto"
     """auto: the tokenizer's own, if it has one; none: plain text; else the path of a Jinja file."""
     system: str | None = None
-    """System message before messages that do not begin with one."""
+    """System message for prompts that do not begin with one."""
     around: str = PLACE
-    """Text of the last message, with PLACE where the prompt's own goes."""
+    """Text of the last message; PLACE stands for the prompt's own text."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Handed to the template, such as `enable_thinking`."""
+    """Variables passed to the template, such as `enable_thinking`."""
 
 
 PLAIN = ChatFormat()
-"""Nothing said: the tokenizer's template where it has one."""
+"""The defaults: the tokenizer's template if it has one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """A prompt as the model gets it."""
+    """A formatted prompt."""
 
     text: str
     tokens: tuple[int, ...]
 
 
 class PromptWriter:
-    """Writes the prompts of one data set."""
+    """Formats the prompts of one data set."""
 
     def __init__(self, tokenizer: Tokenizer, chat: ChatFormat) -> None:
         """Raises ConfigError for a template file that cannot be read, or that the tokenizer cannot use."""
         self._tokenizer = tokenizer
         self._chat = chat
-        self._chatty = tokenizer if isinstance(tokenizer, ChatTokenizer) else None
-        self._own: str | None = None
+        self._chat_tokenizer = tokenizer if isinstance(tokenizer, ChatTokenizer) else None
+        self._template: str | None = None
         if chat.template == "none" or (chat.template == "auto" and not has_template(tokenizer)):
-            self._chatty = None
+            self._chat_tokenizer = None
         elif chat.template != "auto":
-            self._own = self._read(chat.template)
+            self._template = self._read(chat.template)
 
     def write(self, prompt: str | Sequence[Mapping[str, str]]) -> Written:
-        """Text and ids of a prompt. Raises DataError when the template or the vocabulary refuses it."""
+        """Text and ids of a prompt. Raises DataError if the template or the vocabulary refuses it."""
         chat = self._chat
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
         last = messages[-1]
         messages[-1] = {**last, "content": chat.around.replace(PLACE, last["content"])}
         if chat.system is not None and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": chat.system})
-        if self._chatty is not None:
-            text = self._chatty.apply_chat(messages, template=self._own, options=chat.options)
-            return Written(text=text, tokens=tuple(self._chatty.encode_chat(text)))
+        if self._chat_tokenizer is not None:
+            text = self._chat_tokenizer.apply_chat(messages, template=self._template, options=chat.options)
+            return Written(text=text, tokens=tuple(self._chat_tokenizer.encode_chat(text)))
         text = "\n\n".join(message["content"] for message in messages)
         return Written(text=text, tokens=tuple(self._tokenizer.encode(text)))
 
     def _read(self, path: str) -> str:
-        if self._chatty is None:
+        if self._chat_tokenizer is None:
             raise ConfigError(
-                f"data.chat_template is {path!r}, but this model's tokenizer writes no chats: set it to none"
+                f"data.chat_template is {path!r}, but this model's tokenizer does not support chats: "
+                "set it to none"
             )
         try:
             return Path(path).expanduser().read_text(encoding="utf-8")
@@ -90,5 +91,5 @@ class PromptWriter:
 
 
 def has_template(tokenizer: Tokenizer) -> bool:
-    """Whether the tokenizer brings a chat template of its own."""
+    """Whether the tokenizer has its own chat template."""
     return isinstance(tokenizer, ChatTokenizer) and tokenizer.has_chat_template

@@ -1,4 +1,4 @@
-"""Environments are asked outside the run loop, in threads, each question with a time limit.
+"""Calls environments outside the run loop, in threads, each call with a time limit.
 
 Invariants: every submitted trajectory is answered exactly once; an exception, an answer that cannot be used
 and a question that takes too long are `Failed`; a thread that is late is abandoned, and another takes its
@@ -79,7 +79,7 @@ class InlineEnvironments:
 
 
 class _Question:
-    """A trajectory that a thread asks about. `answered` is set once, by the thread or at the limit."""
+    """One environment call. `answered` is set once, by the thread or at the time limit."""
 
     def __init__(self, trajectory: Trajectory) -> None:
         self.trajectory = trajectory
@@ -113,7 +113,7 @@ class EnvironmentPool:
             self._start()
 
     def submit(self, trajectories: Sequence[Trajectory]) -> None:
-        """Queue questions; returns at once."""
+        """Queue calls; returns at once."""
         with self._changed:
             self._waiting.extend(map(_Question, trajectories))
             self._changed.notify_all()
@@ -131,7 +131,7 @@ class EnvironmentPool:
             return answers
 
     def close(self) -> None:
-        """Ask no more; threads end with the question that they are at. May be called twice."""
+        """Start no more calls; threads end with their current call. May be called twice."""
         with self._changed:
             self._closed = True
             self._waiting.clear()
@@ -170,5 +170,5 @@ class EnvironmentPool:
             answer = ask(self._environment, question.trajectory, self._vocab_size)
             with self._changed:
                 if question.answered:
-                    return  # too late: another thread has taken this one's place
+                    return  # too late: this thread has been replaced
                 self._answer(question, answer)

@@ -1,4 +1,4 @@
-"""What a rollout instance sends: its report, and the tokens that belong to it."""
+"""Messages of a rollout instance: its report with the new tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompts of the reasoning-gym library: over 100 seeded families of puzzles that check their own answers.
+"""Prompts of the reasoning-gym library: over 100 seeded families of puzzles with their own graders.
 
 Invariant: the item at an index depends on (task, seed, index) alone; training and held-out sets differ by
 their seed.
@@ -16,11 +16,11 @@ from staleflow.errors import ConfigError
 from staleflow.suggestions import did_you_mean
 
 HELD_OUT_SEED = 1_000_003
-"""Added to the seed for the held-out split: far from any seed that a person would count up to."""
+"""Added to the seed for the held-out split: far above any seed that users choose."""
 
 
 DEFAULT_SIZE = 8192
-"""Prompts where the config asks for no number; they are made when asked for."""
+"""Prompts if the config sets no number; each is created on access."""
 
 
 class ReasoningGymSource:
@@ -47,7 +47,7 @@ class ReasoningGymSource:
         try:
             self._items = create_dataset(task, size=size, seed=seed + shift, **(options or {}))
         except (TypeError, AssertionError, ValueError) as error:
-            raise ConfigError(f"reasoning-gym's {task} refuses its options: {error}.") from error
+            raise ConfigError(f"reasoning-gym's task {task} refuses its options: {error}.") from error
         self._size = size
         self._writer = PromptWriter(tokenizer, chat)
 

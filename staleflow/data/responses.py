@@ -1,6 +1,6 @@
-"""What those who only watch need to know of a trajectory: lengths and versions, none of its tokens.
+"""Views of a trajectory for observers: lengths and versions, without tokens.
 
-`data.trajectory` has values of this form with their payload; a simulated trajectory has nothing else.
+The values in `data.trajectory` have this form plus their payload; a simulated trajectory has only this.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ class LateTokens(NamedTuple):
     trajectory_id: str
     tokens: int
     finished: bool
-    """The trajectory ended by itself before its Abort came."""
+    """The trajectory ended by itself before its Abort arrived."""
 
 
 class Response(Protocol):
-    """One response as far as it is known."""
+    """One response so far."""
 
     @property
     def trajectory_id(self) -> str:
@@ -45,7 +45,7 @@ class Response(Protocol):
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Why it ended; None: it has not."""
+        """Why it ended; None: not ended."""
         ...
 
     @property
@@ -69,7 +69,7 @@ class Scored(Protocol):
 
     @property
     def reward(self) -> Reward:
-        """What the verifier said."""
+        """The verifier's result."""
         ...
 
 
@@ -77,5 +77,5 @@ class Balance(Protocol):
     """The account of generated tokens."""
 
     def as_dict(self) -> dict[str, int]:
-        """generated, trained, filtered, aborted, discarded, in_flight: the first is the sum of the others."""
+        """generated, trained, filtered, aborted, discarded, in_flight: generated is the sum of the others."""
         ...

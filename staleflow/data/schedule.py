@@ -1,11 +1,11 @@
-"""In what order, and how often, the prompts of a data set are used.
+"""The order in which the prompts of a data set are used, and how often.
 
 Invariants:
 
 - every epoch yields each index at most once, and exactly once counting those in `used`: nothing is skipped
-  or repeated, whatever was interrupted before;
-- the order of an epoch is a function of (seed, epoch) alone, so that a resumed run goes on in the order of
-  the run it continues, unfinished prompts first;
+  or repeated, even after interruptions;
+- the order of an epoch is a function of (seed, epoch) alone, so that a resumed run continues in the same
+  order, unfinished prompts first;
 - with `epochs` set, exactly `epochs * n` uses are yielded over all attempts of a run.
 """
 
@@ -21,8 +21,8 @@ from staleflow.errors import ConfigError, DataError
 class PromptSchedule:
     """Iterator of `(epoch, index)` over a data set of `n` prompts.
 
-    `epochs`: None goes on for ever. `used`: per epoch, the indices already trained or filtered out; work that
-    was in flight when a run stopped is not among them and so comes again, before later prompts.
+    `epochs`: None is unlimited. `used`: per epoch, the indices already trained or filtered out; they exclude
+    work that was in flight when a run stopped, which therefore comes again, before later prompts.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class PromptSchedule:
     ) -> None:
         """Raises DataError for an empty data set."""
         if n < 1:
-            raise DataError("The data set has no prompts; give one with at least one.")
+            raise DataError("The data set is empty; it needs at least one prompt.")
         self._n = n
         self._epochs = epochs
         self._seed = seed
@@ -69,8 +69,8 @@ class PromptSchedule:
 def check_batch_size(batch_size: int, n: int, *, epochs: int | None) -> None:
     """Refuse a batch that the data set cannot fill. Raises ConfigError.
 
-    Epochs follow each other without a gap, so a batch may take prompts of two of them; but a batch larger
-    than the data set would train a prompt twice in one step.
+    A batch may contain prompts of two successive epochs; but a batch larger than the data set would train a
+    prompt twice in one step.
     """
     if batch_size > n:
         total = "" if epochs is None else f" (epochs: {epochs})"

@@ -1,8 +1,8 @@
-"""Prompt sources: what a data set must be, and the registry that names them.
+"""Prompt sources: the interface of a data set, and the registry of names.
 
-Invariants: a source is finite and random-access, and `prompt(i)` is the same whenever it is asked, in every
-process. That is what lets a resumed run name the prompts it has used by their index. `prompt_id` is the index
-as text: it becomes part of group ids, which allow only letters, digits, `_` and `.`.
+Invariants: a source is finite and random-access, and `prompt(i)` returns the same prompt at any time in every
+process. So a resumed run can identify used prompts by index. `prompt_id` is the index as text: it becomes
+part of group ids, which allow only letters, digits, `_` and `.`.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class PromptSource(Protocol):
     """A data set."""
 
     def __len__(self) -> int:
-        """How many prompts there are."""
+        """Number of prompts."""
         ...
 
     def prompt(self, index: int) -> Prompt:
-        """The prompt at `index`, 0 <= index < len. Raises DataError when it cannot be made."""
+        """The prompt at `index`, 0 <= index < len. Raises DataError if it cannot be built."""
         ...
 
 
@@ -67,10 +67,9 @@ def load_source(
 ) -> PromptSource:
     """The source called `name`; `reasoning_gym:<task>` names a task of that library.
 
-    A source is handed those of the settings that its class takes; `options` it must take all. `size` None:
-    all of a file, or what the class thinks fit. Raises ConfigError: unknown name or option (the nearest one
-    is suggested), a path or a column for a source that reads none; DataError: what it reads is
-    unusable or empty.
+    The source's class gets those settings that it accepts; it must accept all of `options`. `size` None: all
+    of a file, or the class's default. Raises ConfigError: unknown name or option (with the nearest one), a
+    path or column for a source that reads none; DataError: the data is unusable or empty.
     """
     settings: dict[str, Any] = {"split": split, "seed": seed, "path": path, "size": size}
     settings |= {"prompt_column": prompt_column, "answer_column": answer_column}
@@ -78,7 +77,7 @@ def load_source(
     options = dict(options or {})
     if name.startswith(TASK_PREFIX):
         settings["task"] = name.removeprefix(TASK_PREFIX)
-        options = {"options": options}  # the task's own; the library knows which there are
+        options = {"options": options}  # the task's own; the library checks them
     elif name == TASK_PREFIX.removesuffix(":"):
         raise ConfigError("The source 'reasoning_gym' needs a task, as in reasoning_gym:chain_sum.")
     registered = TASK_PREFIX.removesuffix(":") if "task" in settings else name
@@ -89,14 +88,14 @@ def load_source(
     except TypeError as error:
         raise ConfigError(f"The data source {name!r} cannot be built: {error}.") from error
     if len(source) == 0:
-        raise DataError(f"The data source {name!r} has no prompts; give one with at least one.")
+        raise DataError(f"The data source {name!r} is empty; it needs at least one prompt.")
     return source
 
 
 def _accepted(
     name: str, build: Any, settings: Mapping[str, Any], options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The arguments that `build` takes, settings left out where they are None."""
+    """The arguments that `build` accepts, without settings that are None."""
     parameters = inspect.signature(build).parameters
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     own = [p for p in list(parameters)[1:] if p not in settings]
@@ -109,25 +108,28 @@ def _accepted(
                 f" (options: {allowed}){f'; {meant}' if meant else '.'}"
             )
     if settings["path"] is not None and not takes_any and "path" not in parameters:
-        raise ConfigError(f"data.path is set, but the data source {name!r} reads no file; leave it out.")
+        raise ConfigError(
+            f"data.path is set, but the data source {name!r} does not read a file; leave it out."
+        )
     for column, default in COLUMNS.items():
         if settings[column] != default and not takes_any and column not in parameters:
-            raise ConfigError(f"data.{column} is set, but the data source {name!r} has none; leave it out.")
+            raise ConfigError(
+                f"data.{column} is set, but the data source {name!r} does not use it; leave it out."
+            )
     if settings["chat"] != PLAIN and not takes_any and "chat" not in parameters:
         raise ConfigError(
-            f"{CHAT_KEYS} is set, but the data source {name!r} writes its prompts itself; leave it out."
+            f"{CHAT_KEYS} is set, but the data source {name!r} formats its own prompts; leave it out."
         )
-    # None means "as the source thinks fit", but where the default is something it means "without".
+    # None means "the source's default"; where the default is not None, None means "without".
     given = {k: v for k, v in settings.items() if v is not None or COLUMNS.get(k) is not None}
     kept = {k: v for k, v in given.items() if takes_any or k in parameters}
     return kept | dict(options)
 
 
 def check_prompts(source: PromptSource, max_prompt_tokens: int, key: str = "rollout.max_new_tokens") -> None:
-    """Make every prompt once and refuse the first that is empty or too long. Raises DataError.
+    """Build every prompt once and refuse the first that is empty or too long. Raises DataError.
 
-    `max_prompt_tokens`: what the model can read and still answer, i.e. its length less the response budget,
-    which is that of `key`.
+    `max_prompt_tokens`: the model's context length minus the response budget, which `key` sets.
     """
     for index in range(len(source)):
         prompt = source.prompt(index)

@@ -2,16 +2,15 @@
 
     prompt    350+970+800+.............................=    53 + 79 + 8, shortened here
     response  231=041                                       53 + 79 = 132, 132 + 8 = 140
-    answer    041                                           what follows the last `=`
+    answer    041                                           the text after the last `=`
 
-All numbers have three digits, units first. A prompt has room for ten terms, filled up with dots, so that the
-next term always stands equally far back: a tiny model learns where to look within a minute on one core. Each
+All numbers have three digits, units first. A prompt has room for ten terms, padded with dots, so that the
+next term is always at the same distance: a tiny model learns where to look within a minute on one core. Each
 term adds four tokens to the response, and the number of terms is geometric, so that response lengths are
 long-tailed and rollout instances finish unevenly, as with long reasoning.
 
 Invariants: a prompt is a function of (seed, split, index) alone; training and held-out prompts are disjoint
-for all seeds, because the hash of its text assigns every prompt to one of the two; held-out prompts are
-distinct.
+for all seeds, because the hash of a prompt's text decides its split; held-out prompts are distinct.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ MIN_TERMS = 3
 MAX_TERMS = 10
 LARGEST_TERM = 99
 MORE_TERMS = 0.7
-"""Chance of one more term, up to MAX_TERMS."""
+"""Probability of one more term, up to MAX_TERMS."""
 HELD_OUT_SHARE = 4
-"""One prompt in so many is held out."""
+"""One in this many prompts is held out."""
 PROMPT_TOKENS = MAX_TERMS * (DIGITS + 1)
 MAX_RESPONSE_TOKENS = (MAX_TERMS - 1) * (DIGITS + 1)
-"""Of a correct response, stop token included."""
+"""Length of the longest correct response, stop token included."""
 DEFAULT_SIZE = 8192
-"""Prompts where the config asks for no number."""
+"""Prompts if the config sets no number."""
 
 Split = Literal["train", "held_out"]
 
@@ -84,7 +83,7 @@ def solution(terms: Sequence[int]) -> str:
 
 
 def draw_terms(rng: random.Random, split: Split, *, uniform: bool = False) -> list[int]:
-    """Terms of one random prompt of a split; `uniform` draws their number evenly (for the warm start)."""
+    """Terms of one random prompt of a split; `uniform` draws their number uniformly (for the warm start)."""
     while True:
         if uniform:
             count = rng.randint(MIN_TERMS, MAX_TERMS)

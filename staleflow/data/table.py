@@ -1,15 +1,17 @@
 """Prompts from the user's own jsonl or parquet file.
 
-Invariants: the whole file is read and checked before anything starts, so that a bad line is found at once and
-named; `prompt_id` is the number of the prompt among those that were taken. Options (`data.options`):
-`held_out_path`, the file evaluated on; `metadata_columns`, columns handed to the verifier under their own
-names; `unique`, leave out rows whose prompt and answer came before (DAPO-Math-17k has each a hundred times);
-`max_prompt_tokens`, leave out longer prompts instead of refusing the file.
+Invariants: the whole file is read and checked before anything starts, so that an error names the bad line at
+once; `prompt_id` is the index of the prompt among the selected rows.
 
-Columns: one may be nested, written with dots, such as `reward_model.ground_truth`. Where none is named, the
-first row decides among those that common data sets have, so that files in the shape of DAPO-Math-17k, GSM8K
-and MATH need no settings. An answer with `answer_marker` in it, such as GSM8K's working followed by
-`#### 42`, is what comes after the last one.
+Options (`data.options`): `held_out_path`, the file for evaluation; `metadata_columns`, columns passed to the
+verifier under their own names; `unique`, leave out rows that repeat an earlier prompt and answer
+(DAPO-Math-17k has each a hundred times); `max_prompt_tokens`, leave out longer prompts instead of refusing
+the file.
+
+Columns may be nested and are then written with dots, such as `reward_model.ground_truth`. Without a setting,
+the first row decides among the names in common data sets, so that files like DAPO-Math-17k, GSM8K and MATH
+need no settings. If an answer contains `answer_marker`, as in GSM8K's working followed by `#### 42`, only the
+text after the last marker counts.
 """
 
 from __future__ import annotations
@@ -26,16 +28,16 @@ from staleflow.errors import ConfigError, DataError
 from staleflow.suggestions import did_you_mean
 
 Row = tuple[str, Mapping[str, Any]]
-"""Where it stands, for messages, and its columns."""
+"""Its place, for messages, and its columns."""
 
 PROMPT_COLUMNS = ("prompt", "question", "problem")
 ANSWER_COLUMNS = ("answer", "reward_model.ground_truth", "ground_truth", "solution")
-"""Looked for in this order where the config names no column."""
+"""Tried in this order if the config names no column."""
 ANSWER_MARKER = "####"
 
 
 class TableSource:
-    """Rows of a file as prompts; the file format is the subclass's."""
+    """Rows of a file as prompts; subclasses read the file format."""
 
     kind = "table"
 
@@ -55,9 +57,9 @@ class TableSource:
         unique: bool = False,
         max_prompt_tokens: int | None = None,
     ) -> None:
-        """`size`: at most so many prompts are taken, from the first on; None: all.
+        """`size`: use at most this many prompts, from the first on; None: all.
 
-        Raises ConfigError when a path is missing, DataError naming file and row when one cannot be used.
+        Raises ConfigError if a path is not set, DataError with file and row if a row is unusable.
         """
         self._writer = PromptWriter(tokenizer, chat)
         self._columns = (prompt_column, answer_column)
@@ -73,20 +75,20 @@ class TableSource:
             if unique and self._is_in(seen, where, row):
                 self._repeated += 1
             else:
-                self._take(where, row)
+                self._add(where, row)
 
     def __len__(self) -> int:
         return len(self._prompts)
 
     def prompt(self, index: int) -> Prompt:
-        """The prompt at `index`, rows that were left out not counted."""
+        """The prompt at `index`, not counting rows that were left out."""
         return self._prompts[index]
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a person should know: how many rows were left out, and why."""
+        """Notes for the user: how many rows were left out, and why."""
         counts = (
-            (self._repeated, "came before"),
+            (self._repeated, "repeat earlier ones"),
             (self._too_long, f"exceed {self._max_prompt_tokens} tokens"),
         )
         return tuple(f"{n:,} prompts are left out because they {why}" for n, why in counts if n)
@@ -103,11 +105,11 @@ class TableSource:
             raise ConfigError(f"{key} is not set; a {self.kind} source needs the path of a file{also}.")
         file = Path(chosen).expanduser()
         if not file.is_file():
-            raise DataError(f"The data file {chosen!r} does not exist or is no file; check {key}.")
+            raise DataError(f"The data file {chosen!r} does not exist or is not a file; check {key}.")
         return file
 
     def _read(self, where: str, row: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Prompt and answer as the row has them. The first row decides about columns that are not named."""
+        """The row's prompt and answer. The first row decides the columns that the config does not name."""
         prompt, answer = self._columns
         prompt = prompt or _first_of(where, row, PROMPT_COLUMNS, "data.prompt_column")
         answer = answer or _first_of(where, row, ANSWER_COLUMNS, "data.answer_column")
@@ -120,7 +122,7 @@ class TableSource:
         seen.add(key)
         return known
 
-    def _take(self, where: str, row: Mapping[str, Any]) -> None:
+    def _add(self, where: str, row: Mapping[str, Any]) -> None:
         prompt, answer = self._read(where, row)
         written = self._written(where, prompt)
         if self._max_prompt_tokens is not None and len(written.tokens) > self._max_prompt_tokens:
@@ -158,7 +160,7 @@ class JsonlSource(TableSource):
     kind = "jsonl"
 
     def rows(self, path: Path) -> Iterator[Row]:
-        """Every line with something on it; numbers in messages count all lines, from 1."""
+        """Every line that is not blank; numbers in messages count all lines, from 1."""
         for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
             if not line.strip():
                 continue
@@ -173,7 +175,7 @@ class JsonlSource(TableSource):
                     f"{where}: the line is not valid JSON ({reason} at character {error.pos + 1}); fix it."
                 ) from error
             except RecursionError as error:
-                raise DataError(f"{where}: the line is JSON nested too deep to read; fix it.") from error
+                raise DataError(f"{where}: the line is JSON nested too deeply to read; fix it.") from error
             if not isinstance(row, dict):
                 raise DataError(f"{where}: the line is {_shown(row)}; it must be a JSON object {{...}}.")
             yield where, row
@@ -202,7 +204,7 @@ class ParquetSource(TableSource):
 
 
 def _first_of(where: str, row: Mapping[str, Any], names: Sequence[str], key: str) -> str:
-    """The first of `names` that the row has."""
+    """The first of `names` that exists in the row."""
     for name in names:
         try:
             _column(where, row, name)
@@ -216,7 +218,7 @@ def _first_of(where: str, row: Mapping[str, Any], names: Sequence[str], key: str
 
 
 def _column(where: str, row: Mapping[str, Any], name: str) -> Any:
-    """The value of a column, `a.b` being column b inside column a unless there is one called so."""
+    """The value of a column. `a.b` is column b inside column a, unless a column has this name."""
     if name in row:
         return row[name]
     value: Any = row

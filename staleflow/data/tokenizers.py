@@ -1,8 +1,8 @@
 """Text to token ids and back, once at each end of the system.
 
-Invariant: ids are the truth. A prompt is encoded once, when it is drawn; a response is decoded once, for its
-verifier and for people to read. Nothing encodes what was decoded: for most tokenizers decode and encode are
-not inverse, and training would then see tokens that were never sampled.
+Invariant: token ids are authoritative. A prompt is encoded once, when it is drawn; a response is decoded
+once, for its verifier and for people to read. Decoded text is never encoded again: for most tokenizers decode
+and encode are not inverse, and training would see tokens that were never sampled.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from typing import Any, Protocol, runtime_checkable
 from staleflow.errors import ConfigError, DataError
 
 CHAR_VOCABULARY = "char_vocab.json"
-"""The file in a model folder that marks its tokenizer as one of single characters."""
+"""A model folder with this file has a tokenizer of single characters."""
 
 
 class Tokenizer(Protocol):
-    """What the system needs of a tokenizer."""
+    """The required interface of a tokenizer."""
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """Ids that end a response; part of it when sampled."""
+        """Ids that end a response and belong to it."""
         ...
 
     @property
     def pad_token_id(self) -> int:
-        """Id that fills batches; never read by a model."""
+        """Id for padding batches; models never read it."""
         ...
 
     @property
@@ -43,17 +43,17 @@ class Tokenizer(Protocol):
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of token ids; special tokens (stop, padding) are left out."""
+        """Text of token ids without special tokens (stop, padding)."""
         ...
 
 
 @runtime_checkable
 class ChatTokenizer(Protocol):
-    """A tokenizer that may know how a model wants a conversation written."""
+    """A tokenizer that may have a chat template."""
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether the tokenizer brings a template of its own."""
+        """Whether the tokenizer has its own template."""
         ...
 
     def apply_chat(
@@ -63,14 +63,14 @@ class ChatTokenizer(Protocol):
         template: str | None = None,
         options: Mapping[str, Any] = ...,
     ) -> str:
-        """Text of the conversation, up to where the model's answer starts.
+        """Text of the conversation, up to the start of the model's answer.
 
-        `template`: Jinja text in place of the tokenizer's own. Raises DataError.
+        `template`: Jinja text that replaces the tokenizer's own. Raises DataError.
         """
         ...
 
     def encode_chat(self, text: str) -> list[int]:
-        """Ids of what `apply_chat` wrote: no special tokens but those in the text."""
+        """Ids of text from `apply_chat`, with no special tokens beyond those in the text."""
         ...
 
 
@@ -82,7 +82,7 @@ class CharTokenizer:
 
     def __init__(self, alphabet: str) -> None:
         if len(set(alphabet)) != len(alphabet):
-            raise ConfigError(f"The alphabet {alphabet!r} names a character twice; name each once.")
+            raise ConfigError(f"The alphabet {alphabet!r} contains a character twice; list each once.")
         self.alphabet = alphabet
         self._ids = {character: 2 + i for i, character in enumerate(alphabet)}
 
@@ -113,12 +113,12 @@ class CharTokenizer:
             ) from None
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The characters; padding, stop tokens and ids outside the vocabulary are left out."""
+        """The characters, without padding, stop tokens and ids outside the vocabulary."""
         return "".join(self.alphabet[i - 2] for i in ids if 2 <= i < self.vocab_size)
 
 
 class HFTokenizer:
-    """A Hugging Face tokenizer in a local folder; no network is touched."""
+    """A Hugging Face tokenizer in a local folder; no network access."""
 
     def __init__(self, folder: Path) -> None:
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -127,10 +127,10 @@ class HFTokenizer:
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         except Exception as error:
-            # transformers raises whatever its parsers raise; all of it means: no usable tokenizer there.
+            # transformers passes on any error of its parsers; all mean that the tokenizer is unusable.
             reason = " ".join(str(error).split())[:200]
             reason = reason.rstrip(".")
-            raise ConfigError(f"The folder {folder} holds no usable tokenizer: {reason}.") from error
+            raise ConfigError(f"The tokenizer in the folder {folder} is unusable: {reason}.") from error
         self.stop_token_ids = _stop_token_ids(self._tokenizer, folder)
         pad = self._tokenizer.pad_token_id
         self.pad_token_id = int(self.stop_token_ids[0] if pad is None else pad)
@@ -138,21 +138,21 @@ class HFTokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether the folder says how a conversation is written."""
+        """Whether the folder has a chat template."""
         return bool(self._tokenizer.chat_template)
 
     def encode(self, text: str) -> list[int]:
-        """Ids, with the special tokens that the tokenizer itself adds (not after those in the text)."""
+        """Ids, with the special tokens that the tokenizer adds, unless the text begins with them."""
         bos = self._tokenizer.bos_token
         has_bos = bool(bos) and text.startswith(bos)
         return [int(i) for i in self._tokenizer.encode(text, add_special_tokens=not has_bos)]
 
     def encode_chat(self, text: str) -> list[int]:
-        """Ids of a text that a chat template wrote, special tokens and all."""
+        """Ids of text from a chat template, which contains its special tokens."""
         return [int(i) for i in self._tokenizer.encode(text, add_special_tokens=False)]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text, special tokens left out."""
+        """Text without special tokens."""
         return str(self._tokenizer.decode(list(map(int, ids)), skip_special_tokens=True))
 
     def apply_chat(
@@ -162,7 +162,7 @@ class HFTokenizer:
         template: str | None = None,
         options: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
-        """The template's text, ending where the model's answer starts. Raises DataError."""
+        """The template's text, up to the start of the model's answer. Raises DataError."""
         try:
             return str(
                 self._tokenizer.apply_chat_template(
@@ -173,7 +173,7 @@ class HFTokenizer:
                     **options,
                 )
             )
-        except Exception as error:  # the template is a program of the model's author
+        except Exception as error:  # the template is code of the model's author
             raise DataError(f"The chat template refuses the messages of a prompt: {error}.") from error
 
 
@@ -189,14 +189,14 @@ def load_tokenizer(folder: Path) -> CharTokenizer | HFTokenizer:
 
 
 def _stop_token_ids(tokenizer: Any, folder: Path) -> tuple[int, ...]:
-    """The tokenizer's end token, and those of generation_config.json, where chat models name a second."""
+    """The tokenizer's end token and those of generation_config.json, where chat models name a second one."""
     ids = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
     path = folder / "generation_config.json"
     if path.is_file():
         named = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
         ids += named if isinstance(named, list) else [] if named is None else [named]
     if not ids:
-        raise ConfigError(f"The tokenizer in {folder} names no end token; set eos_token in its config.")
+        raise ConfigError(f"The tokenizer in {folder} has no end token; set eos_token in its config.")
     return tuple(dict.fromkeys(ids))
 
 

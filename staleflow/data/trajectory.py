@@ -1,7 +1,7 @@
-"""The payload that travels through the system: prompts and trajectories.
+"""The payload of the system: prompts and trajectories.
 
-Invariant: the flattened tokens, log-probs, versions and loss mask of a trajectory are always equally
-long, whatever was interrupted and resumed, because each is derived from the same list of segments.
+Invariant: the flattened tokens, log-probs, versions and loss mask of a trajectory are always equally long,
+even after interruptions, because all are derived from the same list of segments.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BoolArray = NDArray[np.bool_]
 Scalar = TypeVar("Scalar", bound=np.generic)
 
 GIVEN_VERSION = -1
-"""Version stamped on tokens that no weights generated."""
+"""Version of given tokens, which no weights generated."""
 
 
 class FinishReason(StrEnum):
@@ -31,9 +31,9 @@ class FinishReason(StrEnum):
     STOP = "stop"
     """The model ended it with a stop token."""
     LENGTH = "length"
-    """The token budget of the whole trajectory is used up."""
+    """It used the token budget of the whole trajectory."""
     FAILED = "failed"
-    """It could not be generated; it is masked, never silently scored zero."""
+    """Generation failed: the trajectory is masked, never silently scored zero."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class Prompt:
     tokens: tuple[int, ...]
     text: str
     answer: Any
-    """What the verifier compares with; opaque here, picklable."""
+    """The reference for the verifier; opaque here, picklable."""
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
@@ -66,7 +66,7 @@ class Segment:
 
     @staticmethod
     def given(tokens: list[int] | tuple[int, ...] | IntArray) -> Segment:
-        """A segment of tokens that no weights generated."""
+        """A segment of given tokens."""
         ids = np.asarray(tokens, dtype=np.int32)
         return Segment(
             generated=False,
@@ -78,7 +78,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
-    """One response being or having been generated for one prompt.
+    """One response to one prompt, unfinished or finished.
 
     Immutable: `extended` and `finished` return new values.
     """
@@ -107,12 +107,12 @@ class Trajectory:
 
     @property
     def length(self) -> int:
-        """Prompt and response tokens so far: what a KV cache must hold."""
+        """Prompt and response tokens so far, which the KV cache must hold."""
         return len(self.prompt.tokens) + self.response_len
 
     @property
     def remaining_tokens(self) -> int:
-        """How many more tokens the budget allows."""
+        """Tokens left in the budget."""
         return max(0, self.max_new_tokens - self.response_len)
 
     @property
@@ -159,7 +159,7 @@ class Trajectory:
         return tuple((int(versions[a]), b - a) for a, b in itertools.pairwise(starts) if b > a)
 
     def extended(self, segment: Segment) -> Trajectory:
-        """This trajectory with one more segment; adjacent segments of one kind are joined."""
+        """This trajectory with one more segment; joins adjacent segments of one kind."""
         if len(segment.tokens) == 0:
             return self
         if self.segments and self.segments[-1].generated == segment.generated:
@@ -174,7 +174,7 @@ class Trajectory:
         return replace(self, segments=(*self.segments, segment))
 
     def finished(self, reason: FinishReason | None) -> Trajectory:
-        """This trajectory with its finish reason set (None: it may go on)."""
+        """This trajectory with its finish reason set (None: it may continue)."""
         return replace(self, finish_reason=reason)
 
 
@@ -185,30 +185,30 @@ def _concatenated(parts: list[NDArray[Scalar]], dtype: type[Scalar]) -> NDArray[
 
 
 def token_hash(tokens: IntArray) -> str:
-    """Short stable hash of a token id array, written to the ledger by whoever holds the ids."""
+    """Short stable hash of a token id array, for the ledger."""
     return hashlib.blake2b(np.ascontiguousarray(tokens, dtype="<i4").tobytes(), digest_size=8).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reward:
-    """What the verifier said of one trajectory."""
+    """The verifier's result for one trajectory."""
 
     raw: float
-    """The verifier's own score; filtering and group statistics use this one, never the shaped one."""
+    """The verifier's own score; filtering and group statistics use it, never the shaped one."""
     status: str = "ok"
     """`ok`, `timeout`, `crash`, `memory`, `error` or `failed`."""
     usable: bool = True
-    """False: the member is masked out of the loss and of the group statistics."""
+    """False: the member is excluded from the loss and the group statistics."""
     seconds: float = 0.0
 
 
 FAILED = Reward(raw=0.0, status="failed", usable=False)
-"""The reward of a trajectory that was given up: masked, never a silent zero."""
+"""The reward of an abandoned trajectory: masked, never a silent zero."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredTrajectory:
-    """A finished trajectory with its reward: what the trainer gets."""
+    """A finished trajectory with its reward, the trainer's input."""
 
     trajectory: Trajectory
     reward: Reward
@@ -216,10 +216,10 @@ class ScoredTrajectory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainBatch:
-    """The groups of one training step, in the order in which the protocol consumed them."""
+    """The groups of one training step, in the protocol's order of consumption."""
 
     step: int
-    """The buffer consumed = the weight version at the start of the update."""
+    """The consumed buffer = the weight version at the start of the update."""
     groups: tuple[tuple[ScoredTrajectory, ...], ...]
     final: bool = False
     """True for the last, possibly smaller batch of a run."""

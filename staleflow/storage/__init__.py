@@ -1,4 +1,4 @@
-"""What a run leaves on disk: the run folder, the ledger and the journal."""
+"""The files of a run: the run folder, the ledger and the journal."""
 
 from staleflow.storage.journal import read_journal
 from staleflow.storage.ledger import LedgerWriter, read_ledger

@@ -2,13 +2,13 @@
 
 Invariants:
 
-- a record is whole or absent: a line without its newline (the process died while writing) was never
-  written, whatever its text, for readers and for the next writer alike;
-- what was there when `flush` returned survives the death of this process by any signal, and with
-  `sync=True` that of the machine too;
-- nothing whole is ever rewritten: opening an existing ledger removes its torn tail and nothing else.
+- a record is whole or absent: readers and the next writer ignore a line without its newline (the process
+  died while writing), whatever its text;
+- records appended before `flush` returned survive the death of this process by any signal, and with
+  `sync=True` a crash of the machine;
+- whole lines are never rewritten: opening an existing ledger removes only its torn tail.
 
-Sequence numbers are the caller's; `staleflow.protocol.records` defines the lines.
+The caller provides sequence numbers; `staleflow.protocol.records` defines the lines.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from staleflow.errors import RunFolderError
 from staleflow.protocol.records import Record, from_json, to_json
 
 _BUFFER_BYTES = 1 << 16
-"""Bytes gathered before a write to the operating system when nobody flushes."""
+"""Bytes buffered before a write to the operating system, without `flush`."""
 _TAIL_BYTES = 1 << 16
-"""Bytes read at a time when looking back for the last newline."""
+"""Bytes per read when searching backwards for the last newline."""
 
 
 class LedgerWriter:
-    """Appends records to a ledger file. One writer per file (the run folder's lock sees to that)."""
+    """Appends records to a ledger file. One writer per file, ensured by the run folder's lock."""
 
     def __init__(self, path: Path) -> None:
-        """Open `path` for appending, creating it, or cutting off a torn last line.
+        """Open `path` for appending; create it if needed, and cut off a torn last line.
 
-        Raises RunFolderError when the file cannot be opened.
+        Raises RunFolderError if the file cannot be opened.
         """
         try:
             self._file = path.open("a+b", buffering=_BUFFER_BYTES)
@@ -42,11 +42,11 @@ class LedgerWriter:
         self._file.truncate(whole_bytes(path))
 
     def append(self, record: Record, seq: int, attempt: int) -> None:
-        """Add one record; it is safe only after the next `flush`."""
+        """Append one record; it is safe only after the next `flush`."""
         self._file.write(to_json(record, seq, attempt).encode() + b"\n")
 
     def flush(self, *, sync: bool = False) -> None:
-        """Hand everything appended so far to the operating system, and with `sync` to the disk."""
+        """Write all appended records to the operating system, and with `sync` to the disk."""
         self._file.flush()
         if sync:
             os.fsync(self._file.fileno())
@@ -65,9 +65,9 @@ class LedgerWriter:
 
 
 def read_ledger(path: Path) -> Iterator[tuple[int, int, Record]]:
-    """Yield (seq, attempt, record) of each whole line, in order; a torn last line is left out.
+    """Yield (seq, attempt, record) of each whole line, in order; skips a torn last line.
 
-    Raises RunFolderError naming file and line when a whole line is no record, or there is no such file.
+    Raises RunFolderError, with file and line, if a whole line is not a record or the file cannot be read.
     """
     try:
         with path.open("rb") as file:

@@ -1,13 +1,12 @@
-"""What a ledger says about a run that is to go on from a checkpoint.
+"""The state of a run at a checkpoint, reconstructed from its ledger.
 
 Invariant: a prompt use (epoch, prompt) is *used* iff, in the history that the checkpoint continues, its
-group was consumed for a step that the checkpoint contains, or was filtered, or failed as a whole (within one
-attempt neither is drawn again), before the last such step was
-consumed. Everything later is void and is drawn anew, so that over all attempts each prompt of an epoch is
-trained or filtered exactly once.
+group was consumed for a step that the checkpoint contains, or, before the last such step was consumed, was
+filtered or failed as a whole (within one attempt neither is drawn again). Everything later is void and is
+drawn again, so that over all attempts each prompt of an epoch is trained or filtered exactly once.
 
-Mechanism: every use is filed under the buffer that was next when it happened (for a consume: its own). Going
-back to step N then means forgetting the files of all buffers >= N.
+Mechanism: every use is stored under the buffer that was next at the time (a consume: under its own). Going
+back to step N removes the uses of all buffers >= N.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ _GROUP_ID = re.compile(r"e(\d+)-p(\d+)-a(\d+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeState:
-    """Where the next attempt begins."""
+    """The start of the next attempt."""
 
     step: int
-    """The training step it begins with: the checkpoint's weight version."""
+    """Its first training step: the checkpoint's weight version."""
     start: Start
     """The constants of the run, from the ledger's first record."""
     used: dict[int, set[int]]
@@ -39,14 +38,14 @@ class ResumeState:
     seq: int
     """Sequence number of the next record."""
     group_attempt: int
-    """One more than any `a<attempt>` of a group id in the ledger: new group ids from here on are new."""
+    """One more than any `a<attempt>` of a group id in the ledger, so that new group ids are unique."""
 
 
 def resume_state(path: Path, step: int) -> ResumeState | None:
     """Read the ledger at `path` for resuming from the checkpoint of `step`.
 
-    None: it has no whole record, so the run may begin as a new one (and there can be no checkpoint).
-    Raises RunFolderError when it has no start, is damaged, or lacks a batch that the checkpoint
+    None: it has no whole record (so no checkpoint can exist), and the run may start as a new one.
+    Raises RunFolderError if the ledger has no start record, is damaged, or lacks a batch that the checkpoint
     contains.
     """
     start: Start | None = None
@@ -60,7 +59,7 @@ def resume_state(path: Path, step: int) -> ResumeState | None:
 
     for seq_read, attempt, record in read_ledger(path):
         if seq_read != seq:
-            raise RunFolderError(f"{path}: record {seq} is missing, the next one is {seq_read}")
+            raise RunFolderError(f"{path}: record {seq} is missing; record {seq_read} follows instead")
         seq, newest_attempt = seq + 1, attempt
         match record:
             case Start():
@@ -79,7 +78,7 @@ def resume_state(path: Path, step: int) -> ResumeState | None:
     if start is None:
         raise RunFolderError(f"{path}: has no start record, so there is nothing to resume")
     if next_buffer < step:
-        raise RunFolderError(f"{path}: ends at step {next_buffer}, before the checkpoint of step {step}")
+        raise RunFolderError(f"{path}: ends at step {next_buffer}, but the checkpoint is of step {step}")
     go_back(step)
     used: defaultdict[int, set[int]] = defaultdict(set)
     for epoch, prompt in set().union(*uses.values()):
@@ -99,7 +98,7 @@ def _parse(group_id: str, path: Path) -> tuple[int, int, int]:
     match = _GROUP_ID.fullmatch(group_id)
     if match is None:
         raise RunFolderError(
-            f"{path}: group id {group_id!r} is not of the form e<epoch>-p<prompt>-a<attempt>"
+            f"{path}: group id {group_id!r} does not have the form e<epoch>-p<prompt>-a<attempt>"
         )
     epoch, prompt, attempt = map(int, match.groups())
     return epoch, prompt, attempt

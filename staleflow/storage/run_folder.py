@@ -1,13 +1,13 @@
-"""The run folder: the one place where a run writes, held by one process at a time.
+"""The run folder: the only place where a run writes, held by one process at a time.
 
 Invariants:
 
-- nothing of an earlier run is overwritten: a name in use is refused unless the run is resumed or its
-  folder is cleaned, and only a folder that is recognisably a run's is ever cleaned;
-- while a RunFolder is open no other process can open the same folder (a file lock, which the kernel drops
-  with the process);
-- a run is resumed only with a config that agrees with the old one in everything that gives ids, order and
-  weights their meaning.
+- an earlier run is never overwritten: a name in use is refused unless the run is resumed or its folder is
+  cleaned, and only recognisable run folders are cleaned;
+- while a RunFolder is open no other process can open the same folder (a file lock, which the kernel releases
+  when the process ends);
+- a run is resumed only with a config that agrees with the old one in everything that ids, order and weights
+  depend on.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from staleflow.errors import RunFolderError
 
 CONFIG_NAME = "config.yaml"
 LOCK_NAME = ".staleflow.lock"
-"""Lock file; its presence also marks a folder as a run's."""
+"""Lock file; its presence also marks a folder as a run folder."""
 
 MUST_AGREE = ("run.seed", "staleness", "data", "redundancy.groups", "model", "coordination.policy")
-"""Keys and sections in which a resumed run must have its old values. The ledger says once, at its start, what
-bound the policy keeps and how many spares there may be."""
+"""Keys and sections that a resumed run must not change. The ledger states the policy's bound and the number
+of spares only once, at its start."""
 MAY_DIFFER = ("data.epochs", "data.max_filtered_batches")
-"""Exceptions: how long the run goes on."""
+"""Exceptions: they only decide how long the run continues."""
 
 
 class RunFolder:
-    """`<output_dir>/<name>/` and the paths in it. Use `create`; `close` gives the lock back."""
+    """`<output_dir>/<name>/` and the paths in it. Use `create`; `close` releases the lock."""
 
     def __init__(self, path: Path, name: str, lock: int) -> None:
         self.path = path
@@ -55,11 +55,11 @@ class RunFolder:
         resume: bool = False,
         clean: bool = False,
     ) -> Self:
-        """Make, resume or clean the folder of a run, and lock it.
+        """Create, resume or clean the folder of a run, and lock it.
 
-        `name` null: made from `now` (seconds since the epoch, UTC) and the seed. Raises RunFolderError when
-        the name is unfit or in use, there is nothing to resume, another process has the folder, or it cannot
-        be written; then nothing was changed.
+        `name` None: built from `now` (seconds since the epoch, UTC) and the seed. Raises RunFolderError, and
+        changes nothing, if the name is invalid or in use, there is no run to resume, another process has the
+        folder, or it cannot be written.
         """
         if name is None and not resume:
             name = f"{datetime.fromtimestamp(now, UTC):%Y%m%d-%H%M%S}-seed{seed}"
@@ -80,7 +80,7 @@ class RunFolder:
 
     @property
     def metrics(self) -> Path:
-        """One JSON object a line."""
+        """One JSON object per line."""
         return self.path / "metrics.jsonl"
 
     @property
@@ -90,12 +90,12 @@ class RunFolder:
 
     @property
     def journal(self) -> Path:
-        """What happened to each trajectory and when; none with `telemetry.journal: false`."""
+        """The events of each trajectory with their times; absent with `telemetry.journal: false`."""
         return self.path / "journal.jsonl"
 
     @property
     def simulation(self) -> Path:
-        """What a simulated run was reckoned with; a real run has none."""
+        """The machines of a simulated run; absent for a real run."""
         return self.path / "simulation.json"
 
     @property
@@ -120,18 +120,18 @@ class RunFolder:
 
     @property
     def wandb_id(self) -> Path:
-        """Text file with the id of the run at Weights & Biases, so that a resumed run goes on in it."""
+        """Text file with the run's id at Weights & Biases, for resumed runs."""
         return self.path / "wandb_run_id"
 
     def write_config(self, text: str, about: Mapping[str, str]) -> None:
-        """Write config.yaml, whole or not at all: `about` (versions, git state) as comments, then `text`."""
+        """Write config.yaml atomically: `about` (versions, git state) as comments, then `text`."""
         header = "".join(f"# {key}: {value}\n" for key, value in about.items())
-        aside = self.config.with_suffix(".tmp")
-        aside.write_text(header + text, encoding="utf-8")
-        aside.replace(self.config)
+        temporary = self.config.with_suffix(".tmp")
+        temporary.write_text(header + text, encoding="utf-8")
+        temporary.replace(self.config)
 
     def close(self) -> None:
-        """Give the lock back; may be called twice."""
+        """Release the lock; may be called twice."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -146,12 +146,12 @@ class RunFolder:
 def check_run_folder(
     output_dir: Path, name: str | None, *, resume: bool = False, clean: bool = False
 ) -> Path:
-    """The folder that a run will have, after every check that can be made without creating it.
+    """The folder of a future run, after all checks that are possible without creating it.
 
-    `name` None: a new name is made later, and the folder returned is `output_dir`. Raises RunFolderError.
+    `name` None: the name is built later, and the result is `output_dir`. Raises RunFolderError.
     """
     if resume and clean:
-        raise RunFolderError("resume and clean exclude each other: one keeps the old run, one removes it")
+        raise RunFolderError("--resume and --clean exclude each other: one keeps the old run, one removes it")
     if name is None:
         if resume:
             raise RunFolderError(_which_to_resume(output_dir))
@@ -164,10 +164,12 @@ def check_run_folder(
     if in_use and not (resume or clean):
         raise RunFolderError(
             f"the run name {name!r} is in use in {output_dir}: choose another run.name, or give "
-            "--resume to go on with it or --clean to remove it first"
+            "--resume to continue it or --clean to remove it first"
         )
     if in_use and clean and not is_run_folder(path):
-        raise RunFolderError(f"{path} is not a run folder, so --clean leaves it alone: choose another name")
+        raise RunFolderError(
+            f"{path} is not a run folder, so --clean does not remove it: choose another run.name"
+        )
     _check_writable(path)
     if (path / LOCK_NAME).is_file():
         os.close(_lock(path))
@@ -175,14 +177,14 @@ def check_run_folder(
 
 
 def check_config(path: Path, config: Mapping[str, Any]) -> None:
-    """Refuse to resume the run in `path` with a config (plain mapping) that differs where it matters.
+    """Refuse to resume the run in `path` with a config (plain mapping) that differs in MUST_AGREE.
 
-    Raises RunFolderError naming the keys with their old and new values.
+    Raises RunFolderError with the differing keys and their old and new values.
     """
     differing = config_differences(path / CONFIG_NAME, config, only_in=MUST_AGREE, except_in=MAY_DIFFER)
     if differing:
         raise RunFolderError(
-            f"the run in {path} cannot be resumed with another {', '.join(differing)}: give the old "
+            f"the run in {path} cannot be resumed with another {', '.join(differing)}: use the old "
             "values, or start a run with another run.name"
         )
 
@@ -196,8 +198,8 @@ def config_differences(
 ) -> list[str]:
     """`key (was 1, now 2)` for each key in which the config file at `path` differs from `config`.
 
-    Only keys that both have count. `only_in` and `except_in`: keys or sections. Empty when there is no file:
-    the attempt died before it wrote anything that depends on a config.
+    Compares only keys that both have. `only_in` and `except_in`: keys or sections. Empty without a file: the
+    attempt died before it wrote anything that depends on a config.
     """
     if not path.is_file():
         return []
@@ -210,12 +212,12 @@ def config_differences(
 
 
 def is_run_folder(path: Path) -> bool:
-    """Whether `path` is recognisably the folder of a run."""
+    """Whether `path` is recognisable as a run folder."""
     return (path / LOCK_NAME).is_file() or all((path / n).is_file() for n in (CONFIG_NAME, "ledger.jsonl"))
 
 
 def _holds_something(path: Path) -> bool:
-    """Whether a run has written there; a start that was refused leaves a lock and empty folders only."""
+    """Whether a run has written there; a refused start leaves only a lock and empty folders."""
     if not path.is_dir():
         return False
     others = [entry for entry in path.iterdir() if entry.name != LOCK_NAME]
@@ -223,12 +225,12 @@ def _holds_something(path: Path) -> bool:
 
 
 def checked_path(output_dir: Path, name: str) -> Path:
-    """The folder of the run called `name`. Raises RunFolderError when the name is unfit."""
+    """The folder of the run called `name`. Raises RunFolderError if the name is invalid."""
     parts = name.split("/")
     if any(part in ("", ".", "..") or part.startswith(".") for part in parts) or "\0" in name or "\\" in name:
         raise RunFolderError(
             f"the run name {name!r} does not name a folder inside {output_dir}: use letters, digits, "
-            '"-", "_", "=" and "/" between them'
+            '"-", "_" and "=", with "/" between parts'
         )
     path = output_dir / name
     for parent in [output_dir.joinpath(*parts[:n]) for n in range(1, len(parts))]:
@@ -240,7 +242,7 @@ def checked_path(output_dir: Path, name: str) -> Path:
 
 
 def _check_writable(path: Path) -> None:
-    """Raise RunFolderError unless a folder can be made at `path`, or written if it exists."""
+    """Raise RunFolderError unless a folder can be created at `path`, or written if it exists."""
     parent = path
     while not parent.exists():
         parent = parent.parent
@@ -258,7 +260,7 @@ def _unwritable(path: Path, reason: str | None) -> RunFolderError:
 
 
 def _lock(path: Path) -> int:
-    """Make the folder and take its lock; the lock is the file descriptor returned."""
+    """Create the folder and take its lock; returns the file descriptor that holds the lock."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -273,7 +275,7 @@ def _lock(path: Path) -> int:
 
 
 def _empty(path: Path) -> None:
-    """Remove everything but the lock, which stays held throughout."""
+    """Remove everything but the lock, which stays held."""
     for entry in path.iterdir():
         if entry.name == LOCK_NAME:
             continue

@@ -3,14 +3,15 @@
 Invariants:
 
 - every advantage is finite;
-- where members are compared it is zero for all members of a group that gives no signal (F26), and the raw
-  reward alone decides that (F27); means and deviations are over usable members (F25);
-- where nothing is compared it is zero for a whole batch of equal A_t, shaping and KL penalties included;
-- reward shaping moves only the member it belongs to: it is in no group's mean or deviation. A KL penalty in
-  the reward is: it is part of what is maximised.
+- estimators that compare members give zero to all members of a group without signal (F26); the raw reward
+  alone decides that (F27); means and deviations are over usable members (F25);
+- estimators that do not compare members give zero to a whole batch of equal A_t, shaping and KL penalties
+  included;
+- reward shaping changes only its own member: group means and deviations exclude it. They include a KL penalty
+  in the reward, which is part of the objective.
 
-With R a member's raw reward less the KL penalties of its tokens, s its shaping, over the usable members of
-its group.
+In the formulas R is a member's raw reward minus the KL penalties of its tokens, s is its shaping; means and
+deviations are over the usable members of its group.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ def group_normalised(group: Group) -> FloatArray:
 
 
 def group_centred(group: Group) -> FloatArray:
-    """`R + s - mean(R)`: Dr.GRPO, which leaves the deviation out (arXiv 2503.20783, section 3.2).
+    """`R + s - mean(R)`: Dr.GRPO, which omits the deviation (arXiv 2503.20783, section 3.2).
 
-    The deviation would weigh questions that are nearly always, or nearly never, solved more than others.
+    Dividing by it would give more weight to questions that are nearly always or nearly never solved.
     """
     return _compared(group, lambda rewards, shaping: rewards + shaping - rewards.mean())
 
@@ -57,7 +58,7 @@ def leave_one_out(group: Group) -> FloatArray:
 
 
 def by_group(groups: Sequence[Group], discount: Discount, *, rule: GroupRule) -> list[list[Estimate]]:
-    """Each token of a member has the advantage that `rule` gives the member."""
+    """Every token of a member gets the advantage that `rule` gives the member."""
     return [
         [_constant(member.tokens, a) for member, a in zip(group, rule(group), strict=True)]
         for group in groups
@@ -65,15 +66,15 @@ def by_group(groups: Sequence[Group], discount: Discount, *, rule: GroupRule) ->
 
 
 def group_estimator(rule: GroupRule) -> Estimator:
-    """An estimator that compares the members of a group by `rule`."""
+    """An estimator that applies `rule` to each group."""
     return partial(by_group, rule=rule)
 
 
 def returns_to_go(groups: Sequence[Group], discount: Discount) -> list[list[Estimate]]:
     """`A_t = raw + s - sum of the KL penalties from t on`, then `(A_t - mean) / std` over the batch's tokens.
 
-    REINFORCE++ (arXiv 2501.03262, section 3): no critic, and nothing is compared within a group. Zero where
-    all A_t are equal.
+    REINFORCE++ (arXiv 2501.03262, section 3): no critic and no comparison within a group. Zero if all A_t are
+    equal.
     """
     rewards = [
         [_summed_from_each(member.token_rewards) + member.raw + member.shaping for member in group]
@@ -85,10 +86,10 @@ def returns_to_go(groups: Sequence[Group], discount: Discount) -> list[list[Esti
 def group_baseline(groups: Sequence[Group], discount: Discount) -> list[list[Estimate]]:
     """`A = R + s - mean(R)` in each group, then `(A - mean) / std` over the batch's tokens.
 
-    REINFORCE++ with baseline (arXiv 2501.03262, section 3): the group removes what a prompt is worth, the
-    whole batch sets the scale. Members of a group without signal count in the batch's mean and deviation, as
-    in the paper, but stay at zero, where the paper leaves them at -mean / std: the mean over tokens is not 0
-    when lengths differ. Zero where all A are equal.
+    REINFORCE++ with baseline (arXiv 2501.03262, section 3): the group mean removes the prompt's difficulty,
+    the whole batch sets the scale. Members of a group without signal count in the batch's mean and deviation,
+    as in the paper, but get zero. The paper gives them -mean / std, which is not 0 when lengths differ. Zero
+    if all A are equal.
     """
     centred = by_group(groups, discount, rule=group_centred)
     scaled = over_batch([[e.advantages.astype(np.float64) for e in group] for group in centred])
@@ -101,19 +102,19 @@ def group_baseline(groups: Sequence[Group], discount: Discount) -> list[list[Est
 
 
 def over_batch(arrays: Sequence[Sequence[Floats]]) -> list[list[Floats]]:
-    """`(x - mean) / std` over all entries of all arrays; zeros where they do not differ."""
-    everything = np.concatenate([a for group in arrays for a in group] or [np.zeros(0)])
-    if len(everything) == 0 or everything.max() - everything.min() <= EQUAL_REWARDS:
+    """`(x - mean) / std` over all entries of all arrays; zeros if they are all equal."""
+    entries = np.concatenate([a for group in arrays for a in group] or [np.zeros(0)])
+    if len(entries) == 0 or entries.max() - entries.min() <= EQUAL_REWARDS:
         return [[np.zeros(len(a)) for a in group] for group in arrays]
-    mean, deviation = everything.mean(), everything.std()
+    mean, deviation = entries.mean(), entries.std()
     return [[(a - mean) / deviation for a in group] for group in arrays]
 
 
 def overlong_penalty(response_len: int, *, max_new_tokens: int, buffer: int, penalty: float) -> float:
     """DAPO's soft overlong punishment (arXiv 2503.14476, section 3.4), in [-penalty, 0].
 
-    A response pays nothing up to `max_new_tokens - buffer` tokens, and from there on linearly up to
-    `penalty` at `max_new_tokens`. `buffer` = 0 turns it off.
+    0 up to `max_new_tokens - buffer` tokens, then linear down to `-penalty` at `max_new_tokens`. `buffer` = 0
+    turns it off.
     """
     if buffer <= 0:
         return 0.0
@@ -122,7 +123,7 @@ def overlong_penalty(response_len: int, *, max_new_tokens: int, buffer: int, pen
 
 
 def _compared(group: Group, rule: Callable[[Floats, Floats], Floats]) -> FloatArray:
-    """`rule(R, s)` of the usable members, 0 for the others; 0 for all when their raw rewards are equal."""
+    """`rule(R, s)` for the usable members, 0 for the others; 0 for all if the raw rewards are equal."""
     advantages = np.zeros(len(group), dtype=np.float32)
     usable = [i for i, member in enumerate(group) if member.usable]
     if _has_signal(group):
@@ -137,7 +138,7 @@ def _has_signal(group: Group) -> bool:
 
 
 def _spread(rewards: Floats) -> float:
-    """The deviation; infinite where a KL penalty has made different rewards equal, but for rounding."""
+    """The deviation; infinite if a KL penalty has made different raw rewards equal up to rounding."""
     return float(rewards.std()) if rewards.max() - rewards.min() > EQUAL_REWARDS else np.inf
 
 

@@ -3,13 +3,13 @@
 Invariants:
 
 - the ids trained on are the ids sampled: nothing is decoded and encoded again (F14);
-- entry t of every per-token tensor is about token t of the row, so all have the shape of `input_ids`;
+- entry t of every per-token tensor refers to token t of the row, so all have the shape of `input_ids`;
 - the loss covers generated tokens of usable members only; given segments stay in the context;
-- what the ledger says was trained on is read back from these tensors, never from the trajectories.
+- the ledger's `trained` records are read back from these tensors, never from the trajectories.
 
 Rows are padded on the right: under causal attention no token sees the padding, so no attention mask and
-no position ids are needed. Packing leaves the padding out of the model's work only (`log_probs`); losses see
-whole rows all the same.
+no position ids are needed. Packing removes the padding from the model's input only (`log_probs`); losses
+still see whole rows.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from staleflow.training.filtering import is_usable
 from staleflow.training.trainer import TrainedTrajectory
 
 BLANK = ""
-"""Trajectory id of a row that fills up."""
+"""Trajectory id of a filler row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,15 +52,15 @@ class TrainingRow:
     versions: IntArray
     """GIVEN_VERSION where nothing was generated."""
     advantages: FloatArray
-    """0 where there is none, and before they are estimated."""
+    """0 for tokens without one, and before they are estimated."""
     prox: FloatArray | None = None
     """Log-probs under the weights at the step's start; None: those of the update's own forward pass."""
     reference: FloatArray | None = None
-    """Log-probs under the reference model; None: it is not asked."""
+    """Log-probs under the reference model; None: not needed."""
     values: FloatArray | None = None
-    """What the critic expected before each token at the step's start; None: there is no critic."""
+    """The critic's value before each token at the step's start; None: there is no critic."""
     returns: FloatArray | None = None
-    """What the critic should have expected; None: there is no critic."""
+    """The critic's targets; None: there is no critic."""
 
     @property
     def loss_tokens(self) -> int:
@@ -75,7 +75,7 @@ class TrainingRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
-    """Rows that go through the model together; tensors of shape (rows, length) unless said otherwise."""
+    """Rows of one pass through the model; tensors have shape (rows, length) unless stated otherwise."""
 
     trajectory_ids: tuple[str, ...]
     input_ids: Tensor
@@ -102,9 +102,10 @@ class MicroBatch:
         }
 
     def trained(self, version: int) -> list[TrainedTrajectory]:
-        """What was trained on at `version`, row by row, read back from the tensors.
+        """Records of the trajectories trained on at `version`, read back from the tensors.
 
-        A row without generated tokens has no version of its own and reports `version`; a blank one nothing.
+        A row without generated tokens has no version of its own and reports `version`. Blank rows give no
+        record.
         """
         records = []
         for row, trajectory_id in enumerate(self.trajectory_ids):
@@ -125,9 +126,9 @@ class MicroBatch:
 
 
 def row_of(scored: ScoredTrajectory) -> TrainingRow:
-    """Lay out one member, its advantages not estimated yet.
+    """Lay out one member, before its advantages are estimated.
 
-    Raises ValueError for an empty prompt: its first token has no log-prob.
+    Raises ValueError for an empty prompt: the first token of a row has no log-prob.
     """
     trajectory = scored.trajectory
     prompt_len = len(trajectory.prompt.tokens)
@@ -146,17 +147,17 @@ def row_of(scored: ScoredTrajectory) -> TrainingRow:
 
 
 def blank_row(like: TrainingRow) -> TrainingRow:
-    """A row of no trajectory, with no token in any loss: work for a rank that has none while others do.
+    """A row without a trajectory and without tokens in the loss, for a rank that has fewer rows than others.
 
-    It has the estimates and measurements that `like` has.
+    It has the same estimates and measurements as `like`.
     """
-    nothing = np.zeros(2, dtype=np.bool_)
+    no_tokens = np.zeros(2, dtype=np.bool_)
     zeros = np.zeros(2, dtype=np.float32)
     return TrainingRow(
         trajectory_id=BLANK,
         tokens=np.zeros(2, dtype=np.int32),
-        response_mask=nothing,
-        loss_mask=nothing,
+        response_mask=no_tokens,
+        loss_mask=no_tokens,
         behaviour=zeros,
         versions=np.full(2, GIVEN_VERSION, dtype=np.int32),
         advantages=zeros,
@@ -168,9 +169,9 @@ def blank_row(like: TrainingRow) -> TrainingRow:
 
 
 def shares(lengths: Sequence[int], ranks: int) -> list[list[int]]:
-    """Deal rows out to ranks, the longest first, each to the one with the fewest tokens so far.
+    """Assign rows to ranks, the longest first, each to the rank with the fewest tokens so far.
 
-    Returns row numbers by rank, in the given order within a rank.
+    Returns row numbers by rank, ascending within a rank.
     """
     dealt: list[list[int]] = [[] for _ in range(ranks)]
     tokens = [0] * ranks
@@ -184,13 +185,13 @@ def shares(lengths: Sequence[int], ranks: int) -> list[list[int]]:
 def cuts(lengths: Sequence[int], token_budget: int, *, packing: bool = False) -> list[list[int]]:
     """Cut rows into micro-batches of at most `token_budget` tokens; returns row numbers by micro-batch.
 
-    Rows of like length go together (ties in the given order), so that little is padded. Padding counts,
-    unless `packing` leaves it out of the model's work. A row longer than the budget goes alone.
+    Rows are sorted by length (ties in the given order) to keep padding small. Padding counts, unless
+    `packing` removes it. A row longer than the budget gets its own micro-batch.
     """
     made: list[list[int]] = []
     tokens = 0
     for row in sorted(range(len(lengths)), key=lambda i: lengths[i]):
-        # Sorted by length, so this row is the longest of whatever micro-batch it joins.
+        # Sorted by length, so this row is the longest of its micro-batch.
         grown = tokens + lengths[row] if packing else (len(made[-1]) + 1 if made else 1) * lengths[row]
         if made and grown <= token_budget:
             made[-1].append(row)
@@ -209,7 +210,7 @@ def micro_batches(
     *,
     packing: bool = False,
 ) -> list[MicroBatch]:
-    """The `cuts` of rows as tensors. `scales`, shape (rows,), are factors of the tokens' losses, by row."""
+    """The `cuts` of rows as tensors. `scales`, shape (rows,): the factor of each row's token losses."""
     lengths = [len(row.tokens) for row in rows]
     return [
         _padded([rows[i] for i in cut], scales[cut], device)
@@ -218,7 +219,7 @@ def micro_batches(
 
 
 def blank_micro_batch(like: TrainingRow, device: torch.device | str = "cpu") -> MicroBatch:
-    """One `blank_row` by itself."""
+    """A micro-batch of one `blank_row`."""
     return _padded([blank_row(like)], np.zeros(1), device)
 
 

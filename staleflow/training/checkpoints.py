@@ -1,11 +1,10 @@
-"""Checkpoints that are whole or are not there.
+"""Atomic checkpoints: whole or absent.
 
 Invariants, also under `kill -9` or a power cut at any moment:
 
-- a folder named `step_N` holds everything that was written into it: it was written under another name,
-  every file and folder was fsynced, then came the manifest with the size and hash of each file, then the
-  rename;
-- `newest_whole` trusts no name: it checks sizes and hashes, and passes over whatever was damaged since;
+- a folder named `step_N` is complete: files are written under another name, every file and folder is fsynced,
+  then the manifest with the size and hash of each file is written, then the folder is renamed;
+- `newest_whole` does not rely on names: it checks sizes and hashes and skips damaged checkpoints;
 - an old checkpoint is removed only after the new one is whole.
 
 One process writes into a root at a time.
@@ -27,11 +26,10 @@ STEP_NAME = re.compile(r"step_(\d+)")
 
 
 def write_checkpoint(root: Path, step: int, write: Callable[[Path], None], keep: int) -> Path:
-    """Write `root/step_<step>` by `write(folder)`, then keep the newest `keep` whole ones, this included.
+    """Write `root/step_<step>` with `write(folder)`, then keep the newest `keep` whole ones, this included.
 
-    A whole checkpoint of the same step is left as it is and returned, and `write` is not called.
-    Raises ValueError for `keep` < 1, and whatever `write` or the file system raises; the checkpoints that
-    were there are untouched then.
+    If the step has a whole checkpoint already, returns it without calling `write`. Raises ValueError for
+    `keep` < 1, and any error of `write` or the file system; existing checkpoints are then unchanged.
     """
     if keep < 1:
         raise ValueError(f"keep must be at least 1, not {keep}")
@@ -39,18 +37,18 @@ def write_checkpoint(root: Path, step: int, write: Callable[[Path], None], keep:
     if is_whole(target):
         return target
     root.mkdir(parents=True, exist_ok=True)
-    for left_over in root.glob(f"{UNFINISHED}*"):
-        shutil.rmtree(left_over)
+    for unfinished in root.glob(f"{UNFINISHED}*"):
+        shutil.rmtree(unfinished)
     if target.exists():
         shutil.rmtree(target)  # damaged, so nothing is lost
-    aside = root / f"{UNFINISHED}step_{step}"
-    aside.mkdir()
+    temporary = root / f"{UNFINISHED}step_{step}"
+    temporary.mkdir()
     try:
-        write(aside)
-        _seal(aside, step)
-        aside.rename(target)
+        write(temporary)
+        _seal(temporary, step)
+        temporary.rename(target)
     except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
         raise
     _fsync(root)
     _prune(root, keep, newest=step)
@@ -58,7 +56,7 @@ def write_checkpoint(root: Path, step: int, write: Callable[[Path], None], keep:
 
 
 def newest_whole(root: Path) -> tuple[int, Path] | None:
-    """The checkpoint with the highest step that is whole, as (step, folder); None if there is none."""
+    """The whole checkpoint with the highest step, as (step, folder); None if there is none."""
     for step, folder in _by_step(root):
         if is_whole(folder):
             return step, folder
@@ -66,7 +64,7 @@ def newest_whole(root: Path) -> tuple[int, Path] | None:
 
 
 def is_whole(folder: Path, *, contents: bool = True) -> bool:
-    """Whether the manifest is there and every file has its size and, with `contents`, its hash."""
+    """Whether the manifest exists and every file matches its size and, with `contents`, its hash."""
     try:
         listed = json.loads((folder / MANIFEST).read_bytes())["files"]
         for name, entry in listed.items():
@@ -81,7 +79,7 @@ def is_whole(folder: Path, *, contents: bool = True) -> bool:
 
 
 def _seal(folder: Path, step: int) -> None:
-    """Make all that is in the folder durable, and say in the manifest what that is."""
+    """Make the folder's content durable and list it in the manifest."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     listed = {}
     for path in files:
@@ -97,9 +95,9 @@ def _seal(folder: Path, step: int) -> None:
 
 
 def _prune(root: Path, keep: int, newest: int) -> None:
-    """Remove what is older than the newest `keep` checkpoints; damaged ones do not count as kept.
+    """Remove checkpoints older than the newest `keep`; damaged ones do not count as kept.
 
-    Only sizes are checked: reading every old checkpoint at every save would cost more than it saves.
+    Checks only sizes: hashing every old checkpoint at every save would be too slow.
     """
     kept = 0
     for step, folder in _by_step(root):
@@ -112,7 +110,7 @@ def _prune(root: Path, keep: int, newest: int) -> None:
 
 
 def _by_step(root: Path) -> Iterator[tuple[int, Path]]:
-    """Folders named as checkpoints, newest first."""
+    """Folders with a checkpoint's name, newest first."""
     named = [(match, path) for path in root.glob("step_*") if (match := STEP_NAME.fullmatch(path.name))]
     yield from sorted(((int(match[1]), path) for match, path in named), reverse=True)
 

@@ -1,4 +1,4 @@
-"""Which off-policy correction goes with which staleness bound. No torch."""
+"""Which off-policy corrections a staleness bound allows. No torch."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ CORRECTION_NAMES = ("tis", "sequence_tis", "icepop", "decoupled", "sequence_mask
 
 
 def check_correction(name: str, bound: int) -> None:
-    """Refuse an unknown correction, and stale data without any.
+    """Refuse an unknown correction, and stale data without a correction. Raises ConfigError.
 
-    All but `none` go with any bound: each reads the behaviour log-probs, so that lag changes the update.
-    Without a correction the ratio is taken to log-probs recomputed under the current weights, so it is 1
+    All but `none` work with any bound: each uses the behaviour log-probs, so that lag changes the update.
+    Without a correction the ratio is relative to log-probs recomputed under the current weights, so it is 1
     at the first update however old the data are, and the clip never acts (F6).
-
-    Raises ConfigError.
     """
     if name not in CORRECTION_NAMES:
         allowed = ", ".join(CORRECTION_NAMES)

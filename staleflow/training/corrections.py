@@ -1,14 +1,14 @@
-"""Off-policy corrections: what the ratio in the clip is taken to, and the weight beside it.
+"""Off-policy corrections: the ratio in the clip, and the importance weight of each token.
 
-Three distributions meet at each token: theta, under training; prox, the weights at the start of the step;
-and behaviour, which sampled the token, up to the staleness bound older than prox. All log-probs are in nats
+Each token has three distributions: theta, being trained; prox, the weights at the start of the step; and
+behaviour, which sampled the token, older than prox by up to the staleness bound. All log-probs are in nats
 at the sampling temperature, shape (rows, length), a whole trajectory in each row.
 
 Invariants: gradients flow through theta alone; every weight is finite and at least 0; a token with weight 0
 still counts in the scale of the loss, so that masking makes steps smaller, never noisier.
 
-The clip acts on theta / prox everywhere but in `behaviour`. With one update a step theta = prox, that ratio
-is 1, and the weight alone corrects; the clip begins to act with the second minibatch.
+The clip acts on theta / prox in all corrections but `behaviour`. With one update per step theta = prox: the
+ratio is 1 and only the weight corrects. The clip starts to act with the second minibatch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from staleflow.training.losses import MAX_LOG_RATIO
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How far prox / behaviour may go."""
+    """Limits on prox / behaviour."""
 
     cap: float = 2.0
     """Largest weight of tis, sequence_tis and sequence_mask."""
@@ -39,9 +39,9 @@ class Corrected:
     """The two factors of a token's loss; both of shape (rows, length)."""
 
     log_ratio: Tensor
-    """Its exponential goes into the clip."""
+    """Logarithm of the ratio that is clipped."""
     weight: Tensor
-    """Multiplies the clipped loss; carries no gradient."""
+    """Multiplies the clipped loss; without gradient."""
 
 
 Correction = Callable[[Tensor, Tensor, Tensor, Tensor, Limits], Corrected]
@@ -52,7 +52,7 @@ def token_tis(theta: Tensor, prox: Tensor, behaviour: Tensor, mask: Tensor, limi
     """Weight `min(prox / behaviour, cap)` for each token.
 
     Truncated importance sampling (Yao et al., "Your Efficient RL Framework Secretly Brings You Off-Policy RL
-    Training", 2025, https://fengyao.notion.site/off-policy-rl). It is decoupled PPO, truncated.
+    Training", 2025, https://fengyao.notion.site/off-policy-rl). This is decoupled PPO, truncated.
     """
     return _weighed(theta, prox, (prox - behaviour).exp().clamp(max=limits.cap))
 
@@ -60,9 +60,9 @@ def token_tis(theta: Tensor, prox: Tensor, behaviour: Tensor, mask: Tensor, limi
 def sequence_tis(theta: Tensor, prox: Tensor, behaviour: Tensor, mask: Tensor, limits: Limits) -> Corrected:
     """Weight `min(product of prox / behaviour over the response, cap)`, one for all its tokens.
 
-    Liu et al., "When Speed Kills Stability", 2025, https://richardli.xyz/rl-collapse: unbiased for the
-    response as a whole but for the truncation, where the token's own ratio is not; its variance grows with
-    length, and long responses tend to weights near 0 or the cap.
+    Liu et al., "When Speed Kills Stability", 2025, https://richardli.xyz/rl-collapse. Apart from the
+    truncation it is unbiased for the whole response, unlike token ratios. Its variance grows with length:
+    long responses tend to weights near 0 or the cap.
     """
     total = torch.where(mask, prox - behaviour, 0.0).sum(dim=-1, keepdim=True)
     return _weighed(theta, prox, _exponential(total).clamp(max=limits.cap).expand_as(prox))
@@ -82,8 +82,8 @@ def decoupled(theta: Tensor, prox: Tensor, behaviour: Tensor, mask: Tensor, limi
     """Weight `prox / behaviour`, not truncated: decoupled PPO.
 
     Hilton et al., "Batch size-invariance for policy optimization" (arXiv 2110.00641); AReaL (arXiv
-    2505.24298). There as here prox are the weights at the step's start. `tis` is this with
-    the weight held to a cap, and is the same wherever no weight reaches the cap.
+    2505.24298). There, too, prox is the weights at the step's start. `tis` is the same with a cap on the
+    weight; the two agree where no weight reaches the cap.
     """
     return _weighed(theta, prox, _exponential(prox - behaviour))
 
@@ -91,8 +91,8 @@ def decoupled(theta: Tensor, prox: Tensor, behaviour: Tensor, mask: Tensor, limi
 def sequence_mask(theta: Tensor, prox: Tensor, behaviour: Tensor, mask: Tensor, limits: Limits) -> Corrected:
     """`tis`, but weight 0 for a trajectory whose geometric mean of prox / behaviour lies outside the band.
 
-    Geometric rejection with truncated token weights (Liu et al., "When Speed Kills Stability"). The
-    mean does not grow with length, as the product does.
+    Geometric rejection with truncated token weights (Liu et al., "When Speed Kills Stability"). Unlike the
+    product, the mean does not grow with length.
     """
     low, high = limits.sequence_band
     tokens = mask.sum(dim=-1, keepdim=True).clamp(min=1)
@@ -104,15 +104,15 @@ def sequence_mask(theta: Tensor, prox: Tensor, behaviour: Tensor, mask: Tensor, 
 def behaviour_ratio(
     theta: Tensor, prox: Tensor, behaviour: Tensor, mask: Tensor, limits: Limits
 ) -> Corrected:
-    """Clip theta / behaviour, with no further weight: the lag itself uses up the clip range.
+    """Clip theta / behaviour, without a weight: the lag itself uses up the clip range.
 
-    PPO as it was written (arXiv 1707.06347), old being what sampled.
+    Original PPO (arXiv 1707.06347), where old is the behaviour policy.
     """
     return Corrected(log_ratio=theta - behaviour.detach(), weight=torch.ones_like(behaviour))
 
 
 def uncorrected(theta: Tensor, prox: Tensor, behaviour: Tensor, mask: Tensor, limits: Limits) -> Corrected:
-    """Clip theta / prox, behaviour ignored: right only where prox is what sampled the tokens."""
+    """Clip theta / prox and ignore behaviour: correct only if prox sampled the tokens."""
     return Corrected(log_ratio=theta - prox.detach(), weight=torch.ones_like(behaviour))
 
 

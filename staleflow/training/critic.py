@@ -1,13 +1,11 @@
-"""The critic: what reward the policy may still expect before each token.
+"""The critic: estimates the future reward before each token.
 
 Invariants:
 
-- entry t of its values is about the state before token t, as entry t of a log-prob is about token t: it has
-  seen the tokens before t and not t itself;
-- it has a model, an optimizer and a learning rate of its own: nothing of it reaches the policy but the
-  advantages;
-- before its first update it expects 0 everywhere (its head starts at zero), whatever the model under it;
-- an update whose gradient is not finite leaves it as it is.
+- entry t of its values is for the state before token t: it has seen the tokens before t, but not t itself;
+- it has its own model, optimizer and learning rate: it affects the policy only through the advantages;
+- before its first update its value is 0 everywhere (its head starts at zero), whatever the model under it;
+- an update with a gradient that is not finite leaves it unchanged.
 """
 
 from __future__ import annotations
@@ -43,14 +41,14 @@ class CriticUpdate:
     grad_norm: float
     """Before clipping."""
     clip_frac: float
-    """Share of tokens where the clip of the value decided."""
+    """Share of tokens whose value was clipped."""
 
 
 def critic_metrics(updates: Sequence[Update], done: Sequence[CriticUpdate]) -> dict[str, float]:
     """`train/critic/...`: means over the step's updates; empty without a critic.
 
     `explained_variance` is `1 - Var(return - value) / Var(return)` over the step's tokens with the values at
-    its start: 1 for a perfect critic, 0 for one that knows no more than the mean, or where returns are equal.
+    its start: 1 for a perfect critic; 0 for one that predicts only the mean, or if all returns are equal.
     """
     if not done:
         return {}
@@ -79,13 +77,13 @@ class Critic:
         max_grad_norm: float,
         value_clip: float,
     ) -> None:
-        """`model` is this critic's own; its language head is not used. `value_clip` 0: no clip."""
+        """`model` belongs to this critic; its language head is not used. `value_clip` 0: no clip."""
         body = model.base_model
         width: int = model.config.hidden_size
         head = nn.Linear(width, 1).to(device=model.device, dtype=torch.float32)
         nn.init.zeros_(head.weight)
         nn.init.zeros_(head.bias)
-        # Dropout off: what is learnt and what is asked must be the same function.
+        # Dropout off: training and inference must compute the same function.
         self._net = nn.ModuleDict({"body": body, "head": head}).train(False)
         self._parameters = [p for p in self._net.parameters() if p.requires_grad]
         self._max_grad_norm = max_grad_norm if max_grad_norm > 0 else math.inf
@@ -95,7 +93,7 @@ class Critic:
         )
 
     def values(self, micro: MicroBatch) -> Tensor:
-        """What is expected before each token, shape (rows, length); 0 before the first of a row."""
+        """The value before each token, shape (rows, length); 0 before the first of a row."""
         hidden = self._net["body"](input_ids=micro.input_ids, use_cache=False).last_hidden_state
         before = self._net["head"](hidden[:, :-1].float()).squeeze(-1)
         return nn.functional.pad(before, (1, 0))
@@ -107,7 +105,7 @@ class Critic:
         for micro in micros:
             mask = micro.loss_mask
             if micro.values is None or micro.returns is None:
-                raise ValueError("a critic learns from rows with values and returns")
+                raise ValueError("a critic's update needs rows with values and returns")
             if not bool(mask.any()):
                 continue
             per_token = value_loss(self.values(micro), micro.values, micro.returns, self._value_clip)
@@ -125,20 +123,20 @@ class Critic:
         return CriticUpdate(loss=loss, grad_norm=grad_norm, clip_frac=clipped / max(tokens, 1))
 
     def save(self, folder: Path) -> None:
-        """Write weights and optimizer beside the policy's."""
+        """Write weights and optimizer into the policy's folder."""
         save_file(
             {n: t.detach().contiguous() for n, t in self._net.state_dict().items()}, folder / WEIGHTS_FILE
         )
         torch.save(self._optimizer.state_dict(), folder / STATE_FILE)
 
     def load(self, folder: Path) -> None:
-        """Restore what `save` wrote. Raises RunFailed when there is no critic of this shape in the folder."""
+        """Restore what `save` wrote. Raises RunFailed if the folder has no critic of this shape."""
         if not (folder / WEIGHTS_FILE).is_file():
-            raise RunFailed(f"the checkpoint {folder} has no critic: it is of a run with another algorithm")
+            raise RunFailed(f"the checkpoint {folder} has no critic: another algorithm wrote it")
         try:
             self._net.load_state_dict(load_file(folder / WEIGHTS_FILE))
         except RuntimeError as error:
-            raise RunFailed(f"the checkpoint {folder} has the critic of another model") from error
+            raise RunFailed(f"the critic in the checkpoint {folder} is of another model") from error
         device = self._parameters[0].device
         self._optimizer.load_state_dict(
             torch.load(folder / STATE_FILE, map_location=device, weights_only=True)

@@ -9,10 +9,10 @@ if TYPE_CHECKING:
 
 
 def without_dropout(model: PreTrainedModel, *, gradient_checkpointing: bool = False) -> PreTrainedModel:
-    """The model, such that the same input gives the same output: the ratio must measure weights, not noise.
+    """Make the model deterministic: the ratio must measure weights, not noise.
 
     transformers recomputes activations only in training mode. So with `gradient_checkpointing` the model is
-    in that mode, and every rate of dropout is 0.
+    in training mode with all dropout rates set to 0.
     """
     if not gradient_checkpointing:
         model.train(False)

@@ -18,11 +18,11 @@ def generalized_advantages(groups: Sequence[Group], discount: Discount) -> list[
 
         delta_t = r_t + gamma * V_(t+1) - V_t
         A_t     = delta_t + gamma * lambda * A_(t+1)
-        return  = A_t + V_t                        before normalising: what the critic learns
+        return  = A_t + V_t                        before normalising: the critic's target
 
-    r_t is the KL penalty of token t, and at the last token the score besides. V after the last token is 0,
-    also for a response that ran out of budget: its reward is all there will be. Normalising is no part of
-    the papers, but of most implementations of PPO; it makes the step independent of the reward's scale.
+    r_t is the KL penalty of token t, plus the score at the last token. V after the last token is 0, also for
+    a response that ran out of budget: it gets no further reward. The papers do not normalise, but most
+    implementations of PPO do; it makes the step independent of the reward's scale.
     """
     raw = [[_advantages(member, discount) for member in group] for group in groups]
     return [
@@ -52,5 +52,5 @@ def _advantages(member: MemberOutcome, discount: Discount) -> NDArray[np.float64
 
 def _values(member: MemberOutcome) -> NDArray[np.float64]:
     if member.values is None:
-        raise ValueError("an estimate with a critic needs the critic's values")
+        raise ValueError("generalized advantages need the critic's values")
     return member.values.astype(np.float64)

@@ -1,4 +1,4 @@
-"""Weights on their way out of a trainer, made one by one."""
+"""A trainer's weights as host arrays, converted one at a time."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import Tensor
 
 
 class HostWeights(Mapping[str, NDArray[Any]]):
-    """float32 arrays by state-dict name, each made when it is asked for.
+    """float32 arrays by state-dict name, each created on access.
 
-    A float32 tensor on a CPU gives a view; anything else a copy, of which there is one at a time.
+    A float32 tensor on a CPU gives a view, any other tensor a copy.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
@@ -30,15 +30,15 @@ class HostWeights(Mapping[str, NDArray[Any]]):
 
 
 class GatheredWeights(Mapping[str, NDArray[Any]]):
-    """float32 arrays by name, of which no process has more than a part.
+    """float32 arrays by name, sharded over processes.
 
-    Going through the items gathers one after the other, in order; a single name is gathered by itself.
+    Iterating over the items gathers them one after the other, in order; access by name gathers only that one.
     """
 
     def __init__(
         self, names: Sequence[str], gather: Callable[[Sequence[str]], Iterator[tuple[str, Tensor]]]
     ) -> None:
-        """`gather(names)` gives each of them, whole, in order."""
+        """`gather(names)` yields each of them, whole, in order."""
         self._names = tuple(names)
         self._gather = gather
 

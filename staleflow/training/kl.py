@@ -7,10 +7,10 @@ http://joschu.net/blog/kl-approx.html):
 - k2 = (log r)^2 / 2: biased, never negative, small variance near the reference;
 - k3 = r - 1 - log r: unbiased, never negative, small variance (GRPO's, arXiv 2402.03300, equation 4).
 
-That is about their values. As a loss term only k2 has the gradient of the KL itself, on data that theta
-sampled; k3 has that of another one, near it while theta is near the reference; that of k1 is zero on
-average, so it is refused there. In the reward the gradient does not pass through the estimate, and k1 is the
-one that leaves the optimum unbiased.
+These properties hold for their values. As a loss term, on data that theta sampled, only k2 has the gradient
+of this KL; k3 has the gradient of another KL, which is close while theta is near the reference; the gradient
+of k1 is zero on average, so k1 is refused in the loss. In the reward no gradient passes through the estimate,
+and k1 leaves the optimum unbiased.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from staleflow.training.losses import MAX_LOG_RATIO
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KlPenalty:
-    """How far the policy may move from the reference model."""
+    """The penalty on the policy's distance from the reference model."""
 
     coefficient: float = 0.0
-    """Weight of the KL, per token and nat; 0: there is no reference model."""
+    """Weight of the KL, per token and nat; 0: no reference model."""
     estimator: str = "k3"
     """A name in ESTIMATORS."""
     place: Literal["loss", "reward"] = "loss"
-    """A term of the loss, or taken off the reward of each token."""
+    """A term of the loss, or subtracted from the reward of each token."""
 
     @property
     def in_loss(self) -> bool:
@@ -42,7 +42,7 @@ class KlPenalty:
 
     @property
     def in_reward(self) -> bool:
-        """Whether it is taken off the reward."""
+        """Whether it is subtracted from the reward."""
         return self.coefficient > 0 and self.place == "reward"
 
     def __call__(self, theta: Tensor, reference: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Log-probs and entropy of given tokens under a model.
 
-Invariant: they are those of the distribution that the rollout sampled from, temperature included, so that
-under equal weights the ratio to the behaviour log-probs is 1 (F13).
+Invariant: they are for the distribution that the rollout sampled from, temperature included, so that with
+equal weights the ratio to the behaviour log-probs is 1 (F13).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ def token_log_probs(
 ) -> tuple[Tensor, Tensor]:
     """Log-prob (with gradient) and entropy (without), in nats, of each token in `mask`; 0 elsewhere.
 
-    `input_ids` and `mask` have shape (rows, length), and so have the results. The first token of a row
-    has no log-prob: `mask[:, 0]` must be False. `temperature` 0, greedy, counts as 1. `lengths`, the tokens
-    of each row without its padding: run them packed, one behind the other; None: as they are.
+    `input_ids`, `mask` and the results have shape (rows, length). The first token of a row has no log-prob:
+    `mask[:, 0]` must be False. `temperature` 0 (greedy) counts as 1. `lengths`: tokens of each row without
+    padding, to run the rows packed; None: run them padded.
     """
     if lengths is None:
         logits = model(input_ids=input_ids, use_cache=False).logits
@@ -46,8 +46,8 @@ def _packed_logits(
 ) -> Tensor:
     """The logits that predict the tokens in `mask`, row by row, from one row without padding.
 
-    Positions begin anew with each row. By that transformers tells the rows apart, and keeps attention
-    within them: block-diagonal masks in sdpa and eager, variable lengths in flash attention.
+    Positions restart with each row. From that transformers recognises the rows and keeps attention within
+    them: block-diagonal masks in sdpa and eager, variable lengths in flash attention.
     """
     columns = torch.arange(input_ids.shape[1], device=input_ids.device)
     real = columns < torch.tensor(lengths, device=input_ids.device)[:, None]

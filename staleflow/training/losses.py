@@ -1,10 +1,10 @@
 """Losses per token, and the scale that turns their sum into the loss of an optimizer batch.
 
-Invariant: the scale of a token is fixed from the whole optimizer batch before the first micro-batch is
-run, so the loss and its gradient are sums over tokens, and do not depend on how micro-batches are cut.
+Invariant: the scale of a token is computed from the whole optimizer batch before the first micro-batch runs,
+so the loss and its gradient are sums over tokens and do not depend on how micro-batches are cut.
 
-Tensors are (rows, length), entry t about token t of the row, a whole trajectory in each row; entries outside
-`mask` mean nothing. Ratios are theta / old, where the correction says what old is.
+Tensors have shape (rows, length), with a whole trajectory in each row; entry t refers to token t, and entries
+outside `mask` are meaningless. Ratios are theta / old, where the correction defines old.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 MAX_LOG_RATIO = 20.0
-"""Log-ratios are held within this: far outside any clip range, and its exponential is finite in float32."""
+"""Log-ratios are clamped to this: far outside any clip range, and the exponential is finite in float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class ClipRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyTerms:
-    """What a policy loss is made of."""
+    """The inputs of a policy loss."""
 
     log_ratio: Tensor
     """log theta - log old; carries the gradient."""
@@ -43,16 +43,16 @@ class PolicyTerms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLoss:
-    """What a policy loss returns; both of shape (rows, length)."""
+    """The result of a policy loss; both of shape (rows, length)."""
 
     loss: Tensor
     """To be minimised; carries the gradient."""
     clipped: Tensor
-    """True where the clip decided."""
+    """True where the clip was active."""
 
 
 def clipped_surrogate(terms: PolicyTerms, clip: ClipRange) -> TokenLoss:
-    """`-min(r A, clip(r, 1 - low, 1 + high) A)`: no gradient where the clip decides.
+    """`-min(r A, clip(r, 1 - low, 1 + high) A)`: no gradient where the clip is active.
 
     PPO (arXiv 1707.06347, equation 7), with separate bounds as in DAPO's "clip-higher" (arXiv 2503.14476,
     section 3.1).
@@ -66,9 +66,9 @@ def clipped_surrogate(terms: PolicyTerms, clip: ClipRange) -> TokenLoss:
 def sequence_surrogate(terms: PolicyTerms, clip: ClipRange) -> TokenLoss:
     """The clipped surrogate with the ratio of the whole response, `s = exp(mean of log r over its tokens)`.
 
-    GSPO (arXiv 2507.18071, equations 5 to 7), as GSPO-token (its section 4.3): each token carries its
-    sequence's term as value, and its own part of the term's gradient. With `per_sequence_scale` the sum over
-    a row is the term once, value and gradient; and a weight beside a token is on that token's gradient alone.
+    GSPO (arXiv 2507.18071, equations 5 to 7), as GSPO-token (its section 4.3): each token has the value of
+    its sequence's term and its own part of the term's gradient. With `per_sequence_scale` the sum over a row
+    is the term once, in value and gradient; a token's weight scales only that token's part of the gradient.
     """
     tokens = terms.mask.sum(dim=-1, keepdim=True).clamp(min=1)
     mean = torch.where(terms.mask, terms.log_ratio, 0.0).sum(dim=-1, keepdim=True) / tokens
@@ -82,7 +82,7 @@ def sequence_surrogate(terms: PolicyTerms, clip: ClipRange) -> TokenLoss:
 
 
 def weighted_log_likelihood(terms: PolicyTerms, clip: ClipRange) -> TokenLoss:
-    """`-sg(clip(r, 1 - low, 1 + high)) A log theta`: the weight is truncated, no token loses its gradient.
+    """`-sg(clip(r, 1 - low, 1 + high)) A log theta`: truncates the weight; every token keeps its gradient.
 
     CISPO (MiniMax-M1, arXiv 2506.13585, equations 4 and 5); sg stops the gradient.
     """
@@ -94,7 +94,7 @@ def weighted_log_likelihood(terms: PolicyTerms, clip: ClipRange) -> TokenLoss:
 def value_loss(values: Tensor, before: Tensor, returns: Tensor, clip: float) -> TokenLoss:
     """`max((V - R)^2, (clip(V, V_old - clip, V_old + clip) - R)^2) / 2`, as in PPO's first implementation.
 
-    `before` are the values at the step's start; `clip` 0 turns the clip off.
+    `before`: values at the step's start; `clip` 0 turns the clip off.
     """
     free = (values - returns).square() / 2
     if clip <= 0:
@@ -109,11 +109,11 @@ def _exponential(log_ratio: Tensor) -> Tensor:
 
 
 # Scales: (loss tokens of each trajectory of the optimizer batch, shape (trajectories,), max_new_tokens)
-# -> factor for each token of that trajectory, same shape. Nothing is divided by zero.
+# -> factor for each token of that trajectory, same shape. None divides by zero.
 
 
 def per_token_scale(loss_tokens: NDArray[np.int64], max_new_tokens: int) -> NDArray[np.float64]:
-    """Every token of the optimizer batch weighs the same: 1 / all tokens in the loss (DAPO, section 3.3)."""
+    """Equal weight for every token of the optimizer batch: 1 / tokens in the loss (DAPO, section 3.3)."""
     return np.full(len(loss_tokens), 1.0 / max(int(loss_tokens.sum()), 1))
 
 
@@ -128,15 +128,15 @@ def per_sequence_scale(loss_tokens: NDArray[np.int64], max_new_tokens: int) -> N
 def per_trajectory_scale(loss_tokens: NDArray[np.int64], max_new_tokens: int) -> NDArray[np.float64]:
     """The mean over trajectories of the sum over their tokens: 1 / N.
 
-    With a ratio of 1 the gradient is that of the log-prob of the whole response, RLOO's single action.
+    With a ratio of 1 this is the gradient of the log-prob of the whole response, RLOO's single action.
     """
     return np.full(len(loss_tokens), 1.0 / _trained(loss_tokens))
 
 
 def per_budget_scale(loss_tokens: NDArray[np.int64], max_new_tokens: int) -> NDArray[np.float64]:
-    """1 / (N max_new_tokens): a constant in place of the length (Dr.GRPO, arXiv 2503.20783, listing 1).
+    """1 / (N max_new_tokens): a constant instead of the length (Dr.GRPO, arXiv 2503.20783, listing 1).
 
-    Divided by its length, a wrong answer would cost less for being longer.
+    Division by the length would penalise longer wrong answers less.
     """
     return np.full(len(loss_tokens), 1.0 / (_trained(loss_tokens) * max(max_new_tokens, 1)))
 

@@ -1,6 +1,6 @@
-"""Find and load a causal language model: a local Hugging Face folder, or one shipped with the package.
+"""Find and load a causal language model: a local Hugging Face folder, or a model shipped with the package.
 
-Invariants: no network is touched; importing this module imports neither torch nor transformers.
+Invariants: no network access; importing this module imports neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -51,30 +51,30 @@ def model_folder(source: str) -> Path:
     if missing:
         raise ConfigError(
             f"The model folder {source!r} lacks {len(missing)} of its weight files, such as {missing[0]}: "
-            "fetch it again."
+            "download it again."
         )
     return folder
 
 
 def _missing_shards(folder: Path) -> list[str]:
-    """Files that the index of sharded weights names and that are not there. Raises ConfigError."""
+    """Files named in the index of sharded weights that do not exist. Raises ConfigError."""
     path = folder / "model.safetensors.index.json"
     if not path.is_file():
         return []
     try:
         named = set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values())
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ConfigError(f"The model's {path} cannot be read ({error}); fetch it again.") from error
+        raise ConfigError(f"The model's {path} cannot be read ({error}); download it again.") from error
     return sorted(name for name in named if not (folder / name).is_file())
 
 
 def context_length(folder: Path) -> int | None:
-    """Most tokens that the model in `folder` reads; None: its config names no limit. Raises ConfigError."""
+    """Context length of the model in `folder`, in tokens; None: its config has none. Raises ConfigError."""
     path = folder / "config.json"
     try:
-        about = json.loads(path.read_text(encoding="utf-8"))
-        own = about.get("max_position_embeddings") or about.get("n_positions")
-        return None if own is None else int(own)
+        config = json.loads(path.read_text(encoding="utf-8"))
+        limit = config.get("max_position_embeddings") or config.get("n_positions")
+        return None if limit is None else int(limit)
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"The model's {path} cannot be read ({error}); give a Hugging Face folder."
@@ -82,7 +82,7 @@ def context_length(folder: Path) -> int | None:
 
 
 def set_attention(model: PreTrainedModel, name: str | None) -> None:
-    """Let the model use the attention that transformers calls `name`. Raises ConfigError when it cannot."""
+    """Make the model use transformers' attention implementation `name`. Raises ConfigError."""
     if name is None:
         return
     try:
@@ -93,9 +93,9 @@ def set_attention(model: PreTrainedModel, name: str | None) -> None:
 
 
 def load_model(source: str, dtype: str = "float32") -> PreTrainedModel:
-    """Load the model on the CPU, in evaluation mode: dropout off, so that log-probs agree with the rollout's.
+    """Load the model on the CPU in evaluation mode (no dropout), so that log-probs agree with the rollout's.
 
-    Raises ConfigError: folder missing or unusable, unknown dtype, weights that do not fit the config.
+    Raises ConfigError: folder missing or unusable, unknown dtype, weights that do not match the config.
     """
     if dtype not in DTYPES:
         raise ConfigError(f"The model dtype is {dtype!r}, but must be one of {', '.join(DTYPES)}.")
@@ -111,7 +111,7 @@ def load_model(source: str, dtype: str = "float32") -> PreTrainedModel:
             folder, dtype=getattr(torch, dtype), local_files_only=True
         )
     except Exception as error:
-        # transformers raises whatever its parsers raise; all of it means that this folder is no usable model.
+        # transformers passes on any error of its parsers; all mean that the folder has no usable model.
         reason = " ".join(str(error).split())[:200]
         raise ConfigError(f"The model folder {source!r} cannot be loaded: {reason}.") from error
     model.train(False)

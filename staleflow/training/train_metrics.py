@@ -1,4 +1,4 @@
-"""Means over all tokens of a training step, gathered micro-batch by micro-batch.
+"""Means over all tokens of a training step, accumulated over micro-batches.
 
 Invariant: every value is finite for finite inputs; a step without a token in the loss gives zeros.
 """
@@ -19,7 +19,7 @@ ALWAYS = (
     "correction_masked_frac",
     "informative_ratio",
 )
-"""Present in every step; others only where there is what they are about."""
+"""Present in every step; other metrics only if they apply."""
 
 
 class TrainMetrics:
@@ -29,14 +29,14 @@ class TrainMetrics:
       `x = prox / behaviour`, over the tokens that behaviour sampled; in nats per token, never negative;
     - `logprob_abs_diff`: mean of `|log prox - log behaviour|`;
     - `entropy`: of the policy under training at the sampling temperature;
-    - `clip_frac`: share of tokens where the clip decided;
-    - `correction_weight_mean`: 1 where the correction has no weight;
-    - `correction_masked_frac`: share of tokens whose weight is 0: a mask has taken them out;
+    - `clip_frac`: share of tokens where the clip was active;
+    - `correction_weight_mean`: 1 for corrections without a weight;
+    - `correction_masked_frac`: share of tokens that the correction masked (weight 0);
     - `reference_kl`: k3 estimate of KL(theta || reference), with a reference model only;
-    - `informative_ratio`: share of tokens whose advantage is not zero: 0 means nothing could be learnt;
+    - `informative_ratio`: share of tokens whose advantage is not zero; 0: the step had no signal;
     - `loss`, `grad_norm` (before clipping): means over the step's updates;
-    - `skipped_updates`: not applied, for want of any advantage or of a finite gradient;
-    - `nonfinite_updates`: those of them whose gradient was not finite.
+    - `skipped_updates`: updates not applied, because no advantage or no finite gradient existed;
+    - `nonfinite_updates`: skipped updates whose gradient was not finite.
     """
 
     def __init__(self) -> None:
@@ -47,22 +47,22 @@ class TrainMetrics:
         self._skipped = 0
 
     def add_tokens(self, values: Mapping[str, Tensor], count: int) -> None:
-        """Take in one micro-batch: by name, the values of its `count` tokens in the loss."""
+        """Add one micro-batch: by name, the values of its `count` tokens in the loss."""
         for name, of_tokens in values.items():
             self._sums[name] = self._sums.get(name, 0.0) + float(of_tokens.detach().double().sum())
         self._tokens += count
 
     def add_update(self, *, loss: float, grad_norm: float, applied: bool) -> None:
-        """Take in one optimizer update."""
+        """Add one optimizer update."""
         self._losses.append(loss)
         self._grad_norms.append(grad_norm)
         self._skipped += not applied
 
     @staticmethod
     def merged(parts: Sequence[TrainMetrics]) -> TrainMetrics:
-        """Those of a step whose tokens were spread over ranks; each rank took in every update.
+        """The metrics of a step whose tokens were spread over ranks; each rank recorded every update.
 
-        An update's loss is the sum of its parts; gradient norm and outcome are the same on every rank.
+        An update's loss is the sum over ranks; gradient norm and outcome are the same on every rank.
         """
         whole = TrainMetrics()
         whole._sums = {
@@ -76,7 +76,7 @@ class TrainMetrics:
         return whole
 
     def values(self) -> dict[str, float]:
-        """All of them, by metric name."""
+        """All values by metric name."""
         tokens, updates = max(self._tokens, 1), max(len(self._losses), 1)
         return {
             "train/loss": sum(self._losses) / updates,

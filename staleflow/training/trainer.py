@@ -15,7 +15,7 @@ from staleflow.errors import ProtocolError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedTrajectory:
-    """What the trainer itself read off the tensors it trained on; goes into the ledger's `trained` record."""
+    """Read by the trainer from the tensors it trained on; goes into the ledger's `trained` record."""
 
     trajectory_id: str
     min_version: int
@@ -35,22 +35,22 @@ class TrainResult:
     """version_start + 1."""
     trained: tuple[TrainedTrajectory, ...]
     metrics: Mapping[str, float]
-    """Those of docs/metrics.md that begin with `train/`; a trainer may add others under this prefix."""
+    """The metrics of docs/metrics.md that begin with `train/`; a trainer may add others with this prefix."""
 
 
 def nothing() -> None:
-    """Nothing is to be waited for."""
+    """The default `before_update`: returns at once."""
 
 
 def warmed_up_rate(learning_rate: float, version: int, warmup_steps: int) -> float:
-    """The learning rate of the step at weights `version`: linear over the first `warmup_steps` versions."""
+    """The learning rate of the step at weights `version`; rises linearly over `warmup_steps` versions."""
     return learning_rate * min(1.0, (version + 1) / max(warmup_steps, 1))
 
 
 def check_step(batch: TrainBatch, version: int) -> None:
-    """Raises ProtocolError for the batch of another step than the one at weights `version`."""
+    """Raises ProtocolError unless the batch is for the step at weights `version`."""
     if batch.step != version:
-        raise ProtocolError(f"the batch is of step {batch.step}, but the weights are version {version}")
+        raise ProtocolError(f"the batch is for step {batch.step}, but the weights are version {version}")
 
 
 def result_of(
@@ -59,7 +59,7 @@ def result_of(
     metrics: Mapping[str, float],
     learning_rate: float,
 ) -> TrainResult:
-    """The outcome of a step, from what was read off the tensors by trajectory id, and what was measured."""
+    """The outcome of a step, from its records by trajectory id and its metrics."""
     members = [member.trajectory.trajectory_id for group in batch.groups for member in group]
     return TrainResult(
         version_start=batch.step,
@@ -85,21 +85,21 @@ class Trainer(Protocol):
     def train(self, batch: TrainBatch, before_update: Callable[[], None] = nothing) -> TrainResult:
         """One optimizer update batch. `batch.step` must equal `version`; afterwards version is one more.
 
-        `before_update` is called before each change of the weights. Until it returns for the first time, what
-        `weights` gave stays as it is: so a push goes on while the next step's first passes run.
+        `before_update` is called before each change of the weights. The arrays from `weights` do not change
+        until it first returns, so a push can overlap with the next step's first passes.
         """
         ...
 
     def weights(self) -> Mapping[str, NDArray[Any]]:
-        """Host views of the weights under their Hugging Face state-dict names.
+        """Host views of the weights by their Hugging Face state-dict names.
 
-        Each may be made when it is asked for. Valid until the next call, or the next update's `before_update`
-        has returned. Going through the items may happen in another thread.
+        Each may be created on access. Valid until the next call, or until the next update's `before_update`
+        has returned. Another thread may iterate over the items.
         """
         ...
 
     def save(self, folder: Path) -> None:
-        """Write all that resuming needs (weights, optimizer, random state) into an existing folder."""
+        """Write everything that resuming needs (weights, optimizer, random state) into an existing folder."""
         ...
 
     def load(self, folder: Path) -> None:

@@ -224,7 +224,7 @@ def test_the_last_consume_of_a_killed_run_is_incomplete_and_no_violation(tmp_pat
     lines = clean()
     report = audit(tmp_path, lines[:-2])
     assert report.violations == ()
-    assert report.incomplete == "step 4 was consumed and not trained"
+    assert report.incomplete == "step 4 was consumed but not trained"
     assert "incomplete: step 4" in report.text()
 
 

@@ -89,5 +89,5 @@ def test_a_bad_cost_model_is_refused_before_a_run_starts(tmp_path: Path) -> None
 
 def test_a_fake_engine_has_one_source_of_its_times(by_hand: Path) -> None:
     both = [f"rollout.fake.cost_model={by_hand}", "rollout.fake.seconds_per_step=0.1"]
-    with pytest.raises(ConfigError, match="says that already"):
+    with pytest.raises(ConfigError, match="already sets the time of a step"):
         load_config([], both)

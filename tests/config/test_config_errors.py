@@ -88,7 +88,7 @@ def test_wrong_elements_of_lists_are_named() -> None:
         ("run.seed=1.0", "a whole number"),
         ("run.seed=true", "a whole number"),
         ("run.steps='3'", "a whole number"),
-        ("run.name=7", "text (in quotes, where it looks like a number) or null"),
+        ("run.name=7", "text (in quotes if it looks like a number) or null"),
         ("run.output_dir=''", "text that is not empty"),
         ("data.shuffle=1", "true or false"),
         ("data.epochs=0", "at least 1 or null"),
@@ -160,7 +160,7 @@ def test_all_problems_are_listed_a_line_each() -> None:
 @pytest.mark.parametrize(
     ("overrides", "key", "reason"),
     [
-        (["training.correction=none"], "training.correction", "needs a correction: tis or another"),  # F6
+        (["training.correction=none"], "training.correction", "needs a correction: set tis or another"),  # F6
         (["data.group_size=1"], "data.group_size", "at least 2"),  # F26
         (["training.minibatches=25"], "training.minibatches", "a batch of 24 groups"),
         (["rollout.top_p=0.9"], "rollout.top_p", "the whole distribution"),  # F13
@@ -171,7 +171,7 @@ def test_all_problems_are_listed_a_line_each() -> None:
         (["training.overlong_buffer=97"], "training.overlong_buffer", "longer than a response"),
         (["training.overlong_penalty=1.0"], "training.overlong_penalty", "no effect without"),
         (["data.source=jsonl"], "data.path", "needs the path of its file"),
-        (["data.path=x.jsonl"], "data.path", "reads no file"),
+        (["data.path=x.jsonl"], "data.path", "does not read a file"),
         (["data.size=10"], "data.batch_size", "data.size 10"),
         (["cluster.runtime=inline", "cluster.address=auto"], "cluster.address", "uses no cluster"),
         (
@@ -198,12 +198,12 @@ def test_all_problems_are_listed_a_line_each() -> None:
         (
             ["redundancy.groups=1", "coordination.policy=strict_queue"],
             "redundancy.groups",
-            "policy strict_queue starts no groups beyond its batches",
+            "policy strict_queue starts no spare groups",
         ),
         (
             ["redundancy.groups=1", "coordination.routing.strategy=naive"],
             "redundancy.groups",
-            "naive routing takes no spare groups",
+            "naive routing starts no spare groups",
         ),
         (["simulation.tensor_parallel=3"], "simulation.rollout_gpus", "not a multiple of simulation.tensor"),
         (
@@ -224,12 +224,12 @@ def test_all_problems_are_listed_a_line_each() -> None:
         (
             ["simulation.costs=c.json", "simulation.training.token_s=1e-5", "simulation.training.push_s=0.0"],
             "simulation.training.fixed_s",
-            "there is no model to work it out from",
+            "it cannot be derived from a model",
         ),
         (
             ["simulation.outages=[{at: 3.0, instance: 16}]"],
             "simulation.outages",
-            "there is no instance 16: the 16 are counted from 0",
+            "there is no instance 16: the 16 instances are counted from 0",
         ),
     ],
 )
@@ -287,11 +287,11 @@ def test_an_error_comes_within_a_second_and_without_torch_or_ray() -> None:
             "training.trainer",
             "ppo has a critic, which only the torch trainer trains",
         ),
-        (["model.dtype=float16"], "model.dtype", "float32 or bfloat16"),
+        (["model.dtype=float16"], "model.dtype", "supports float32 and bfloat16"),
         (
             ["model.dtype=bfloat16", "training.deepspeed.zero_stage=0"],
             "training.deepspeed.zero_stage",
-            "at least 1",
+            "needs stage 1, 2 or 3",
         ),
         (
             ["training.deepspeed.offload_optimizer=true", "training.deepspeed.zero_stage=0"],

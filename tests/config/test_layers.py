@@ -191,5 +191,5 @@ def test_a_variable_that_nearly_names_a_key_is_refused(name: str) -> None:
 def test_yaml_nested_too_deep_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text("run: " + "[" * 3000)
-    with pytest.raises(ConfigError, match=r"c\.yaml: not usable YAML: it is nested too deep"):
+    with pytest.raises(ConfigError, match=r"c\.yaml: not usable YAML: it is nested too deeply"):
         load_config([path])

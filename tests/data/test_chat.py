@@ -59,7 +59,7 @@ def test_a_template_of_ones_own_takes_the_place_of_the_tokenizers(
     assert PromptWriter(chatty, ChatFormat(template=str(own))).write("a").text == "a]"
     with pytest.raises(ConfigError, match=r"data\.chat_template is '/nowhere', which cannot be read"):
         PromptWriter(chatty, ChatFormat(template="/nowhere"))
-    with pytest.raises(ConfigError, match="this model's tokenizer writes no chats"):
+    with pytest.raises(ConfigError, match="this model's tokenizer does not support chats"):
         PromptWriter(PLAIN_TEXT, ChatFormat(template=str(own)))
 
 

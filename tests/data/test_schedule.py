@@ -78,7 +78,7 @@ def test_a_schedule_does_not_follow_later_changes_of_the_given_uses() -> None:
 
 
 def test_an_empty_data_set_is_refused() -> None:
-    with pytest.raises(DataError, match="no prompts"):
+    with pytest.raises(DataError, match="The data set is empty"):
         PromptSchedule(0)
 
 

@@ -108,7 +108,7 @@ def test_repeated_and_too_long_prompts_are_left_out_and_counted(tmp_path: Path) 
     source = load_source("parquet", TOKENIZER, path=path, options={"unique": True})
     assert [source.prompt(i).answer for i in range(len(source))] == ["34", "513"]
     assert [source.prompt(i).prompt_id for i in range(len(source))] == ["0", "1"]
-    assert source.notes == ("1 prompts are left out because they came before",)  # type: ignore[attr-defined]
+    assert source.notes == ("1 prompts are left out because they repeat earlier ones",)  # type: ignore[attr-defined]
     longest = max(len(source.prompt(i).tokens) for i in range(2))
     few = load_source("parquet", TOKENIZER, path=path, options={"max_prompt_tokens": longest - 1})
     assert [few.prompt(i).answer for i in range(len(few))] == ["34", "34"]

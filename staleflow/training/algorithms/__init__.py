@@ -1,4 +1,4 @@
-"""The algorithms, by name. A dotted path (`my_package.my_module.MY_ALGORITHM`) names one of your own."""
+"""The algorithms by name. A dotted path (`my_package.my_module.MY_ALGORITHM`) names your own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ALGORITHMS: Mapping[str, str] = {
 
 
 def load_algorithm(name: str) -> Algorithm:
-    """The algorithm of that name or dotted path. Imports torch. Raises ConfigError."""
+    """The algorithm with this name or dotted path. Imports torch. Raises ConfigError."""
     from staleflow.training.algorithms.algorithm import Algorithm
 
     found = load_named("training algorithm", name, ALGORITHMS)

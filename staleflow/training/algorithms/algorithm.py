@@ -1,4 +1,4 @@
-"""What an algorithm is: an advantage for each token, a loss per token, and a scale per trajectory."""
+"""The definition of an algorithm: an advantage per token, a loss per token, and a scale per trajectory."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from staleflow.training.outcomes import Estimator
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Algorithm:
-    """One value per algorithm, in a file of its own; see `dapo.py`. Picklable, so no lambdas.
+    """One value per algorithm, each in its own file; see `dapo.py`. Picklable, so no lambdas.
 
-    The values that go with it (clip range, KL) are settings of the config, with defaults of its own for each
-    algorithm: `staleflow.config.algorithms`.
+    Its parameters (clip range, KL) are in the config, with defaults per algorithm:
+    `staleflow.config.algorithms`.
     """
 
     name: str
     advantages: Estimator
     token_loss: Callable[[PolicyTerms, ClipRange], TokenLoss]
-    """Loss per token before its weight; over whole rows, so that a sequence-level ratio fits too."""
+    """Loss per token before its weight; gets whole rows, so that a ratio may be per sequence."""
     token_scale: Callable[[NDArray[np.int64], int], NDArray[np.float64]]
     """(loss tokens of each trajectory of the optimizer batch, max_new_tokens) -> factor per trajectory."""
     critic: bool = False

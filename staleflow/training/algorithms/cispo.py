@@ -5,8 +5,8 @@
     L = -1/(sum_i |o_i|) sum_i sum_t sg(clip(r, 1 - e_low, 1 + e_high)) A_i log theta
     A_i = (R_i - mean(R)) / std(R) over the group
 
-With `correction: behaviour` r is theta / behaviour, and the clip is the truncation of the importance weight;
-with `tis` the lag is truncated by its cap, and the clip is for the minibatches after the first.
+With `correction: behaviour`, r is theta / behaviour and the clip truncates the importance weight. With `tis`
+its cap truncates the lag, and the clip acts from the second minibatch on.
 """
 
 from __future__ import annotations

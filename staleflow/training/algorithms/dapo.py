@@ -5,7 +5,7 @@
     L = -1/(sum_i |o_i|) sum_i sum_t min(r A_i, clip(r, 1 - e_low, 1 + e_high) A_i)
     A_i = (R_i + overlong penalty - mean(R)) / std(R) over the group
 
-Mean and deviation are of the rewards before the penalty, so that a long answer costs the others nothing.
+Mean and deviation are over rewards before the penalty, so that a long answer does not affect other members.
 Dynamic sampling happens before a group reaches the trainer: `training.filtering.is_uninformative`.
 """
 

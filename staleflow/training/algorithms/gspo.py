@@ -1,14 +1,14 @@
-"""GSPO (arXiv 2507.18071, equation 5): GRPO's advantages, the ratio of the whole response.
+"""GSPO (arXiv 2507.18071, equation 5): GRPO's advantages with the ratio of the whole response.
 
 ::
 
     L = -1/N sum_i min(s_i A_i, clip(s_i, 1 - e_low, 1 + e_high) A_i)
     s_i = (pi_theta(o_i) / pi_old(o_i)) ^ (1 / |o_i|),   A_i = (R_i - mean(R)) / std(R) over the group
 
-Where tokens of a response have weights of their own (`tis`, `icepop`), each is on its token's part of the
-gradient of s_i: GSPO-token, section 4.3.
+If tokens have their own weights (`tis`, `icepop`), each scales its token's part of the gradient of s_i:
+GSPO-token, section 4.3.
 
-The mean over a response is so much closer to 1 than a token's ratio that the clip range is of the order 1e-4.
+The mean over a response is much closer to 1 than a token's ratio, so the clip range is of the order 1e-4.
 """
 
 from __future__ import annotations

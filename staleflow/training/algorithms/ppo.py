@@ -5,7 +5,7 @@
     L = -1/(sum_i |o_i|) sum_i sum_t min(r A_t, clip(r, 1 - e, 1 + e) A_t)
     A_t: `training.gae`; the critic learns A_t + V_t: `training.critic`
 
-Nothing is compared within a group, so a group of one will do.
+The members of a group are not compared, so a group may have one member.
 """
 
 from __future__ import annotations

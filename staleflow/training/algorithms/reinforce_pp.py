@@ -5,7 +5,7 @@
     L = -1/N sum_i 1/|o_i| sum_t min(r A_t, clip(r, 1 - e, 1 + e) A_t)
     A_t = raw - beta sum of k1 from t on, then (A_t - mean) / std over all tokens of the batch
 
-Nothing is compared within a group, so a group of one will do.
+The members of a group are not compared, so a group may have one member.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""REINFORCE++ with baseline (arXiv 2501.03262, section 3): the group's mean off, normalised over the batch.
+"""REINFORCE++ with baseline (arXiv 2501.03262, section 3): minus the group's mean, normalised over the batch.
 
 ::
 

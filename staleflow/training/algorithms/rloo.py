@@ -1,13 +1,13 @@
-"""RLOO (arXiv 2402.14740): REINFORCE on whole responses, the other members as baseline.
+"""RLOO (arXiv 2402.14740): REINFORCE on whole responses, with the other members as baseline.
 
 ::
 
     L = -1/N sum_i sum_t min(r A_i, clip(r, 1 - e, 1 + e) A_i)
     A_i = R_i - mean(R_j, j != i) over the group
 
-The paper has no ratio: it trains once on fresh data. With one update a step and r = theta / prox the ratio is
-1 and the gradient is the paper's, `-A_i grad log pi(o_i)`. The clip is for what the paper does not have:
-several minibatches, or `correction: behaviour`.
+The paper has no ratio: it trains once on fresh data. With one update per step and r = theta / prox the ratio
+is 1 and the gradient is the paper's, `-A_i grad log pi(o_i)`. The clip is for cases that the paper does not
+cover: several minibatches, or `correction: behaviour`.
 """
 
 from __future__ import annotations

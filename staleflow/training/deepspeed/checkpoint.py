@@ -1,11 +1,11 @@
-"""Checkpoints that any number of ranks and any ZeRO stage can go on from, whichever wrote them.
+"""Checkpoints that any number of ranks and any ZeRO stage can load, whichever wrote them.
 
 Invariants:
 
-- what is in a checkpoint is whole tensors by parameter name: nothing says how they were sharded;
-- rank 0 alone reads and writes files, so no disk need be shared; it holds one tensor of each kind at a time,
-  and a file's worth of them while it writes;
-- the model is a Hugging Face folder of its own.
+- a checkpoint holds whole tensors by parameter name, independent of how they were sharded;
+- only rank 0 reads and writes files, so no shared disk is needed; it holds one tensor of each kind at a time,
+  and one file of tensors while it writes;
+- the folder is a Hugging Face model folder.
 
 ::
 
@@ -14,7 +14,7 @@ Invariants:
     optimizer-00001.safetensors ..                 `exp_avg/<name>`, `exp_avg_sq/<name>`, `master/<name>`
     deepspeed.json                                 version, updates made, files
 
-`master` is there only where the model is not float32 itself.
+`master` exists only if the model is not float32.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ STATE_FILE = "deepspeed.json"
 INDEX_FILE = "model.safetensors.index.json"
 MASTER = "master"
 FILE_BYTES = 2 << 30
-"""Size from which a file is closed and another one begun."""
+"""Size at which a file is closed and the next one started."""
 
 
 class _Files:
-    """Tensors on their way into numbered files; None as folder: a rank that writes nothing."""
+    """Collects tensors and writes them to numbered files. `folder` None: a rank that writes nothing."""
 
     def __init__(self, folder: Path | None, prefix: str) -> None:
         self._folder, self._prefix = folder, prefix
@@ -53,18 +53,17 @@ class _Files:
         """Tensor name -> file name."""
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """Take a whole tensor in."""
+        """Add a whole tensor."""
         if self._folder is None:
             return
-        self._waiting[name] = (
-            tensor.detach().cpu().clone()
-        )  # a view of weights may change before it is written
+        # Cloned, because a view of weights may change before it is written.
+        self._waiting[name] = tensor.detach().cpu().clone()
         self._bytes += tensor.nbytes
         if self._bytes >= FILE_BYTES:
             self.close()
 
     def close(self) -> None:
-        """Write what is waiting."""
+        """Write the collected tensors."""
         if self._folder is None or not self._waiting:
             return
         name = f"{self._prefix}-{len(set(self.index.values())) + 1:05d}.safetensors"
@@ -97,7 +96,7 @@ def save(rank: ModelShard, folder: Path, version: int) -> None:
 def load(rank: ModelShard, folder: Path) -> int:
     """Restore what `save` wrote; returns the version. Called by all ranks; `folder` is rank 0's.
 
-    Raises RunFailed, on every rank, when the folder is of another model.
+    Raises RunFailed, on every rank, if the folder is of another model.
     """
     shapes = {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in untied(rank).items()}
     about: list[Any] = [_read_about(folder, shapes) if rank.rank == 0 else None]
@@ -145,7 +144,7 @@ def _keys(rank: ModelShard) -> Iterator[str] | tuple[str, ...]:
 
 
 def _read_about(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any] | str:
-    """What rank 0 tells the others, or what is wrong."""
+    """Rank 0's description of the checkpoint for all ranks, or an error."""
     try:
         about = json.loads((folder / STATE_FILE).read_text())
         weights = json.loads((folder / INDEX_FILE).read_text())["weight_map"]
@@ -161,7 +160,7 @@ def _read_about(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str
 
 
 class _Reader:
-    """Single tensors of a checkpoint's files."""
+    """Reads single tensors from a checkpoint's files."""
 
     def __init__(self, folder: Path, index: Mapping[str, str], open_files: ExitStack) -> None:
         self._index = index

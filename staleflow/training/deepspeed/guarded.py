@@ -1,4 +1,4 @@
-"""torch's AdamW with the two things that DeepSpeed does for its own optimizers but not for this one."""
+"""torch's AdamW with the two checks that DeepSpeed makes for its own optimizers but not for this one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class GuardedAdamW(torch.optim.AdamW):
-    """Scales gradients down to a norm, and leaves everything as it is when the norm is not finite.
+    """Clips gradients to a norm, and skips the update if the norm is not finite.
 
     DeepSpeed reads `overflow` and `_global_grad_norm` after a step.
     """

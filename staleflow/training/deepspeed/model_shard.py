@@ -1,6 +1,6 @@
-"""What one rank holds of the model: its engine, and the weights that it puts together with the other ranks.
+"""One rank's part of the model: its engine, and the gathering of weights from all ranks.
 
-Invariant: with ZeRO-3 a parameter is empty outside of a pass. Whole tensors exist on rank 0 only, one by one.
+Invariant: with ZeRO-3 a parameter is empty outside a pass. Whole tensors exist on rank 0 only, one at a time.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ class ModelShard:
         self.engine: Any = None
         self.settings: RankSettings
         self.updates = 0
-        """Optimizer updates made, which Adam counts."""
+        """Optimizer updates applied so far, as counted by Adam."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of all weights, in the order of the state dict; tied ones under each of theirs."""
+        """Names of all weights, in the order of the state dict; tied weights have several."""
         return tuple(self.engine.module.state_dict())
 
     def tensors(self) -> dict[str, Tensor]:
-        """Parameters and buffers by name; with ZeRO-3 parameters hold nothing but their own part."""
+        """Parameters and buffers by name; with ZeRO-3 parameters hold only this rank's part."""
         module = self.engine.module
         found = dict(module.named_parameters(remove_duplicate=False))
         found |= dict(module.named_buffers(remove_duplicate=False))
@@ -42,7 +42,7 @@ class ModelShard:
 
     @torch.no_grad()
     def gather(self, names: Sequence[str], group: dist.ProcessGroup) -> Iterator[tuple[str, Tensor]]:
-        """Weights one after the other: with ZeRO-3 put together on rank 0, and empty on the others."""
+        """Yield weights one by one; with ZeRO-3 they are whole on rank 0 and empty on other ranks."""
         tensors = self.tensors()
         for name in names:
             tensor: Any = tensors[name]
@@ -53,7 +53,7 @@ class ModelShard:
             yield name, whole[: tensor.ds_numel].view(tensor.ds_shape) if self.rank == 0 else whole
 
     def collect(self, part: Tensor, group: dist.ProcessGroup) -> Tensor:
-        """Equal parts of all ranks, one behind the other on rank 0; on the CPU. Any number type."""
+        """Equal parts of all ranks, concatenated on rank 0 and on the CPU. Any number type."""
         flat = part.detach().contiguous().view(-1).cpu()
         raw = flat.view(torch.uint8)
         parts = [torch.empty_like(raw) for _ in range(self.size)] if self.rank == 0 else None

@@ -1,7 +1,7 @@
-"""The other ranks as seen from rank 0, wherever their processes run.
+"""Rank 0's interface to the other ranks, wherever their processes run.
 
-A peer takes calls of the methods of `Rank` and answers with futures. It has two lines, each of which does one
-call at a time: one for the work, one for sending weights while work goes on.
+A peer calls methods of its `Rank` and returns futures. It has two lines, each of which runs one call at a
+time: one for work, one for sending weights during that work.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ from typing import Any, Protocol
 from staleflow.errors import RunFailed
 
 KILL_WAIT_S = 5.0
-"""A killed process is gone in milliseconds; this is for a machine that is very busy."""
+"""A killed process ends in milliseconds; the margin is for a very busy machine."""
 
 
 class RankDied(RunFailed):
-    """The process of a rank is gone."""
+    """The process of a rank ended unexpectedly."""
 
 
 class Peer(Protocol):
-    """One rank in a process of its own."""
+    """One rank in its own process."""
 
     def ask(self, method: str, *arguments: Any, sending: bool = False) -> Future[Any]:
-        """Call a method of its `Rank`. The future raises RankDied when the process ends before it answers.
+        """Call a method of its `Rank`. The future raises RankDied if the process ends before it answers.
 
         `sending`: on the line for sending weights.
         """
         ...
 
     def kill(self) -> None:
-        """End the process, whatever it does. May be called twice."""
+        """End the process immediately. May be called twice."""
         ...
 
 
 Launch = Callable[[int], Peer]
-"""Makes the process of a rank; returns at once."""
+"""Starts the process of a rank; returns at once."""
 
 
 class ProcessPeer:
-    """A child process of this one. It ends when this one does."""
+    """A child process, which ends when this process ends."""
 
     def __init__(self, rank: int) -> None:
         context = get_context("spawn")
@@ -64,7 +64,7 @@ class ProcessPeer:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """Process id."""
         assert self._process.pid is not None
         return self._process.pid
 
@@ -93,9 +93,9 @@ class ProcessPeer:
 
 
 def _serve(rank: int, work: Connection, send: Connection) -> None:
-    """The child's side. Ends with the parent, in the middle of a call too, and with nobody else.
+    """The child's side. Ends when the parent ends, even during a call.
 
-    Ctrl-C reaches it as well, but it is for the parent to finish the step, which takes every rank.
+    It ignores Ctrl-C: the parent decides, and finishing the step needs every rank.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     from staleflow.training.deepspeed.rank import Rank

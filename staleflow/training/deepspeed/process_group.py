@@ -1,12 +1,12 @@
-"""The process group of one world of ranks: joining it, and leaving it.
+"""The process groups of one world of ranks: joining and leaving.
 
 Invariants:
 
 - environment variables that DeepSpeed reads are set in the rank's own process, before it is imported there;
-- nothing is compiled at start-up: DeepSpeed would build an operator for collectives in shared memory, which
-  takes minutes, and waits for ever on the lock that a killed build left behind;
-- besides the group that DeepSpeed works in there are two of CPU tensors: one for what the ranks tell each
-  other, one for weights on their way out, which is used while the others are in use too.
+- nothing is compiled at startup: DeepSpeed would build an operator for collectives in shared memory, which
+  takes minutes and blocks for ever on the lock of a killed build;
+- besides DeepSpeed's group there are two groups for CPU tensors: one for messages between ranks, one for
+  sending weights, which runs concurrently with the others.
 """
 
 from __future__ import annotations
@@ -47,21 +47,21 @@ class Groups:
 
 
 def choose_backend(name: str) -> str:
-    """`auto` is nccl where there is a GPU."""
+    """`auto` is nccl with a GPU, else gloo."""
     if name != "auto":
         return name
     return "nccl" if torch.cuda.is_available() else "gloo"
 
 
 def open_meeting(host: str, ranks: int, timeout_s: float) -> TCPStore:
-    """Rank 0's side: a port is chosen and kept open, so that nobody else can take it."""
+    """Rank 0's side: choose a port and keep it open, so that no other process can take it."""
     return TCPStore(
         host, 0, ranks, is_master=True, timeout=timedelta(seconds=timeout_s), wait_for_workers=False
     )
 
 
 def join(rank: int, meeting: Meeting, store: TCPStore | None = None) -> Groups:
-    """Meet the other ranks. `store` is what `open_meeting` gave rank 0; None for the others."""
+    """Meet the other ranks. `store`: for rank 0 the result of `open_meeting`; for the others None."""
     local = rank % max(1, torch.cuda.device_count())
     os.environ["LOCAL_RANK"] = str(local)
     os.environ["RANK"], os.environ["WORLD_SIZE"] = str(rank), str(meeting.ranks)
@@ -78,7 +78,7 @@ def join(rank: int, meeting: Meeting, store: TCPStore | None = None) -> Groups:
             wait_for_workers=False,
         )
     load_deepspeed()
-    # All are here before a collective's own time limit counts: starting may take longer than that.
+    # Wait for all ranks before the time limit of collectives applies: starting may take longer.
     store.set(f"rank-{rank}", "here")
     store.wait([f"rank-{n}" for n in range(meeting.ranks)], timedelta(seconds=meeting.start_timeout_s))
     limit = timedelta(seconds=meeting.timeout_s)
@@ -91,13 +91,13 @@ def join(rank: int, meeting: Meeting, store: TCPStore | None = None) -> Groups:
 
 
 def limit_groups(timeout_s: float) -> None:
-    """Give every group its time limit: those that DeepSpeed makes have torch's own, half an hour."""
+    """Set the time limit of every group: DeepSpeed's own groups have torch's default, half an hour."""
     for group in list(distributed_c10d._world.pg_map):
         distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), group)
 
 
 def load_deepspeed() -> Any:
-    """Import DeepSpeed, quietly. The environment must be set."""
+    """Import DeepSpeed without its warnings. The environment must be set before."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import deepspeed
@@ -109,7 +109,7 @@ def load_deepspeed() -> Any:
 
 
 def leave() -> None:
-    """Take this process out of its world. May be called twice."""
+    """Leave the world. May be called twice."""
     if dist.is_initialized():
         import deepspeed.comm
 

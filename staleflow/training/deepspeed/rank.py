@@ -1,15 +1,15 @@
-"""One rank: a share of every batch, and a shard of what the ZeRO stage shards.
+"""One rank: a share of every batch, and a shard of the state that the ZeRO stage shards.
 
 Invariants:
 
-- every rank gets the whole batch, works out the same advantages and scales, and takes its share of the rows;
-  the loss is summed over ranks, so neither loss nor update depend on their number;
-- every rank makes the same number of passes in the same order, blank ones where it has no rows left: with
-  ZeRO-3 each pass is a row of collectives;
-- whether an update is made is decided from the whole batch, and whether its gradient is finite from the norm
-  over all ranks: so all ranks do the same;
-- weights do not change while they are being sent: rank 0 enters an update only after it has received them
-  all, and no rank changes a weight before the ranks have worked out the norm of the gradients together.
+- every rank gets the whole batch, computes the same advantages and scales, and takes its share of the rows;
+  the loss is summed over ranks, so loss and update do not depend on the number of ranks;
+- every rank makes the same number of passes in the same order, with blank micro-batches if it has fewer rows:
+  with ZeRO-3 each pass is a sequence of collectives;
+- all ranks agree on skipping an update: the decision uses the whole batch and the gradient norm over all
+  ranks;
+- weights do not change while they are being sent: rank 0 starts an update only after it has received them
+  all, and no rank changes a weight before all ranks have computed the gradient norm together.
 """
 
 from __future__ import annotations
@@ -60,23 +60,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPart:
-    """What one rank has to say of a step. Picklable."""
+    """One rank's result of a step. Picklable."""
 
     metrics: TrainMetrics
     records: Mapping[str, TrainedTrajectory]
-    """By trajectory: those of its share."""
+    """By trajectory id, for this rank's rows."""
     learning_rate: float
 
 
 class Rank(ModelShard):
-    """See the module. Its methods are called on all ranks at once, in the same order; `send` on peers."""
+    """See the module. Methods are called on all ranks at once, in the same order; `send` on peers only."""
 
     def __init__(self, rank: int) -> None:
         super().__init__(rank)
         self._reference: Any = None
         self._timeout_s = 0.0
 
-    # ------------------------------------------------------------------ coming and going
+    # ------------------------------------------------------------------ start and end
 
     def join(self, meeting: Meeting, store: TCPStore | None = None) -> None:
         """Meet the other ranks."""
@@ -85,7 +85,7 @@ class Rank(ModelShard):
         self.groups = join(self.rank, meeting, store)
 
     def build(self, settings: RankSettings) -> None:
-        """Model, optimizer and engine; in place of those that were there."""
+        """Build model, optimizer and engine; replaces existing ones."""
         deepspeed = load_deepspeed()
         torch.set_num_threads(settings.threads)
         if self.engine is not None:
@@ -123,9 +123,9 @@ class Rank(ModelShard):
     def train(
         self, batch: TrainBatch, version: int, before_update: Callable[[], None] = lambda: None
     ) -> StepPart:
-        """This rank's share of a step at weights `version`.
+        """Train on this rank's share of a step at weights `version`.
 
-        `before_update` is called before each change of weights: on rank 0 it waits until they have been sent.
+        `before_update` is called before each change of weights; on rank 0 it waits until they have been sent.
         """
         settings, metrics = self.settings, TrainMetrics()
         rate = warmed_up_rate(settings.learning_rate, version, settings.warmup_steps)
@@ -141,7 +141,7 @@ class Rank(ModelShard):
         return StepPart(metrics=metrics, records=records, learning_rate=rate)
 
     def _share(self, rows: Sequence[TrainingRow], scales: NDArray[np.float64]) -> list[MicroBatch]:
-        """This rank's rows as micro-batches, as many as the rank with the most has."""
+        """This rank's rows as micro-batches, with blank ones up to the largest number on any rank."""
         budget, packing = self.settings.micro_batch_tokens, self.settings.packing
         lengths = [len(row.tokens) for row in rows]
         dealt = shares(lengths, self.size)
@@ -159,7 +159,7 @@ class Rank(ModelShard):
 
     @torch.no_grad()
     def _measure(self, rows: Sequence[Sequence[TrainingRow]]) -> dict[str, RowMeasurements]:
-        """What the objective needs to know of each row before anything is updated, from all ranks."""
+        """The measurements that the objective needs of each row before the first update, from all ranks."""
         needs = self.settings.objective.needs
         if not needs:
             return {}
@@ -189,7 +189,7 @@ class Rank(ModelShard):
             with torch.set_grad_enabled(informative):
                 part = self.settings.objective.loss(micro, *self._log_probs(self.engine, micro))
             if informative:
-                self.engine.backward(part.loss * self.size)  # it averages over ranks
+                self.engine.backward(part.loss * self.size)  # the engine averages over ranks
             loss += part.record(metrics)
         if not informative:
             metrics.add_update(loss=loss, grad_norm=0.0, applied=False)
@@ -208,12 +208,12 @@ class Rank(ModelShard):
         checkpoint.save(self, folder, version)
 
     def load(self, folder: Path) -> int:
-        """Restore a checkpoint, which rank 0 reads; returns its version."""
+        """Restore a checkpoint, read by rank 0; returns its version."""
         return checkpoint.load(self, folder)
 
     # ------------------------------------------------------------------ weights
 
     def send(self, names: Sequence[str]) -> None:
-        """A peer's part of `gather`, while it may be in the middle of a step."""
+        """A peer's part of `gather`; may run during a step."""
         for _ in self.gather(names, self.groups.push):
             pass

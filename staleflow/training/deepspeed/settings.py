@@ -1,4 +1,4 @@
-"""What every rank is built from: plain, picklable values, and the DeepSpeed config that follows from them."""
+"""The settings of a rank as plain, picklable values, and the DeepSpeed config derived from them."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ if TYPE_CHECKING:
     from staleflow.training.objective import Objective
 
 NEVER = 1 << 40
-"""Steps between two progress lines of DeepSpeed's own."""
+"""Steps between DeepSpeed's own progress lines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSettings:
-    """One trainer, the same on every rank. Picklable: `make_model` must be."""
+    """The same on every rank. Picklable, so `make_model` must be picklable too."""
 
     make_model: Callable[[], PreTrainedModel]
-    """The model with its start weights, whole and on the CPU."""
+    """Returns the model with its initial weights, whole and on the CPU."""
     objective: Objective
     zero_stage: Literal[0, 1, 2, 3]
     """0: every rank holds everything; 1: optimizer states are sharded; 2: gradients too; 3: weights too."""
     offload_optimizer: bool
-    """Optimizer states live and are updated in host memory; stages 1 to 3."""
+    """Keep and update optimizer states in host memory; stages 1 to 3."""
     dtype: Literal["float32", "bfloat16"]
-    """Of weights and passes. With bfloat16 the optimizer keeps float32 weights of its own."""
+    """Number type of weights and passes. With bfloat16 the optimizer keeps its own float32 weights."""
     temperature: float
     learning_rate: float
     weight_decay: float
@@ -36,18 +36,18 @@ class RankSettings:
     max_grad_norm: float
     """0: gradients are not scaled down."""
     micro_batch_tokens: int
-    """Of one rank."""
+    """Budget of one pass of one rank."""
     packing: bool
     gradient_checkpointing: bool
     attention: str | None = None
-    """transformers' name of the attention implementation. None: the model's own choice."""
+    """transformers' name of the attention implementation. None: the model's default."""
     threads: int = 1
     """CPU threads of a rank."""
     make_reference: Callable[[], PreTrainedModel] | None = None
-    """The reference model of a KL term, whole on every rank. None: the objective asks for none."""
+    """Returns the reference model of a KL term, whole on every rank. None: the objective needs none."""
 
     def deepspeed_config(self) -> dict[str, Any]:
-        """DeepSpeed's own config. When an update is made is the caller's to say, with `step`."""
+        """DeepSpeed's own config. The caller decides when to update, with `step`."""
         zero: dict[str, Any] = {"stage": self.zero_stage, "overlap_comm": False}
         if self.offload_optimizer:
             zero["offload_optimizer"] = {"device": "cpu"}
@@ -55,7 +55,7 @@ class RankSettings:
             "train_micro_batch_size_per_gpu": 1,
             "gradient_accumulation_steps": 1,
             "managed_gradient_accumulation": False,
-            # Stage 0 in float32 scales down itself: see `GuardedAdamW`.
+            # In stage 0 with float32 `GuardedAdamW` clips.
             "gradient_clipping": 0.0 if self.guards_itself else self.max_grad_norm,
             "zero_optimization": zero,
             "zero_allow_untested_optimizer": True,
@@ -70,5 +70,5 @@ class RankSettings:
 
     @property
     def guards_itself(self) -> bool:
-        """Whether the optimizer is plain torch's, which DeepSpeed does not keep from gradients like NaN."""
+        """Whether the optimizer must check gradients itself: DeepSpeed does not check for NaN here."""
         return self.zero_stage == 0 and self.dtype == "float32"

@@ -1,7 +1,7 @@
-"""What the optimizer knows, parameter by parameter, whatever the ZeRO stage makes of it.
+"""Optimizer state by parameter, independent of the ZeRO stage.
 
-Three kinds of storage, one interface. A *key* is `exp_avg` or `exp_avg_sq`, Adam's two moments, or None, the
-float32 weights that the optimizer updates. `read` and `write` are called by all ranks for the same parameter;
+One interface for three kinds of storage. A *key* is `exp_avg` or `exp_avg_sq` (Adam's two moments), or None
+(the float32 weights that the optimizer updates). All ranks call `read` and `write` for the same parameter;
 whole tensors are flat, float32 and on the CPU, and exist on rank 0 only.
 """
 
@@ -23,19 +23,19 @@ class OptimizerState(Protocol):
     """See the module."""
 
     def read(self, parameter: Any, key: str | None) -> Tensor:
-        """The whole state of one parameter on rank 0; anything on the others."""
+        """The whole state of one parameter on rank 0; undefined on other ranks."""
         ...
 
     def write(self, parameter: Any, key: str | None, value: Tensor) -> None:
-        """Set this rank's part of one parameter's state from the whole, which every rank is given."""
+        """Set this rank's part of one parameter's state from the whole state, given to every rank."""
         ...
 
     def prepare(self, updates: int) -> None:
-        """Make room for moments, as after so many updates."""
+        """Allocate the moments, as after `updates` updates."""
         ...
 
     def finish(self) -> None:
-        """Let the model have the float32 weights that were written."""
+        """Copy the float32 weights that were written into the model."""
         ...
 
 
@@ -69,25 +69,25 @@ class _Whole:
         self._optimizer = rank.engine.optimizer
 
     def read(self, parameter: Any, key: str | None) -> Tensor:
-        return self._kept(parameter, key).detach().cpu().reshape(-1)
+        return self._state(parameter, key).detach().cpu().reshape(-1)
 
     def write(self, parameter: Any, key: str | None, value: Tensor) -> None:
-        kept = self._kept(parameter, key)
-        kept.data.copy_(value.view(kept.shape))
+        state = self._state(parameter, key)
+        state.data.copy_(value.view(state.shape))
 
     def prepare(self, updates: int) -> None:
         _set_steps(self._optimizer, [p for g in self._optimizer.param_groups for p in g["params"]], updates)
 
     def finish(self) -> None:
-        """Written in place."""
+        """Nothing to do: `write` changes the model's weights in place."""
 
-    def _kept(self, parameter: Any, key: str | None) -> Tensor:
+    def _state(self, parameter: Any, key: str | None) -> Tensor:
         found: Tensor = parameter if key is None else self._optimizer.state[parameter][key]
         return found
 
 
 class _Split:
-    """Stages 1 and 2: each rank holds a stretch of all parameters, laid end to end."""
+    """Stages 1 and 2: each rank holds a slice of all parameters concatenated."""
 
     def __init__(self, rank: ModelShard) -> None:
         self._outer = rank.engine.optimizer
@@ -112,7 +112,7 @@ class _Split:
 
 
 class _Sharded:
-    """Stage 3: each rank holds a stretch of each parameter, the last one filled up."""
+    """Stage 3: each rank holds a slice of each parameter; the last slice is padded."""
 
     def __init__(self, rank: ModelShard) -> None:
         self._outer = rank.engine.optimizer
@@ -141,5 +141,5 @@ class _Sharded:
         self._outer._partition_all_parameters()
         for number in range(len(self._outer.fp16_groups)):
             self._outer._reassign_or_swap_out_partitioned_parameters(number)
-        if kept := self._outer.persistent_parameters:
-            kept[0].all_gather(kept)
+        if persistent := self._outer.persistent_parameters:
+            persistent[0].all_gather(persistent)

@@ -1,12 +1,12 @@
 """The trainer interface over a world of DeepSpeed ranks.
 
-Invariant: to whoever calls it this is one trainer like any other; how many ranks there are, and what each of
-them holds, changes neither losses nor weights beyond rounding.
+Invariant: for the caller this is one trainer like any other. The number of ranks and their shards change
+losses and weights only by rounding.
 
 ::
 
     batch ──> rank 0 .. n, each its share of the rows ──> parts of metrics and records ──> one TrainResult
-    weights() <── rank 0: its own (ZeRO 0 to 2), or put together parameter by parameter (ZeRO 3)
+    weights() <── rank 0: its own (ZeRO 0 to 2), or gathered parameter by parameter (ZeRO 3)
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class DeepSpeedTrainer:
     def __init__(self, world: World, settings: RankSettings, *, start_timeout_s: float) -> None:
         """Build model and engine on every rank.
 
-        Raises ConfigError when the model cannot be loaded, RunFailed when a rank fails or is not done within
+        Raises ConfigError if the model cannot be loaded, RunFailed if a rank fails or takes longer than
         `start_timeout_s`.
         """
         self._world = world
@@ -51,7 +51,7 @@ class DeepSpeedTrainer:
         return self._version
 
     def train(self, batch: TrainBatch, before_update: Callable[[], None] = nothing) -> TrainResult:
-        """See `Trainer`. Raises RunFailed, and can then only be closed, when a rank dies, fails or hangs."""
+        """See `Trainer`. Raises RunFailed if a rank dies, fails or hangs; it can then only be closed."""
         version = self._version
         check_step(batch, version)
         parts: list[StepPart] = self._world.run(
@@ -63,10 +63,10 @@ class DeepSpeedTrainer:
         return result_of(batch, records, metrics, parts[0].learning_rate)
 
     def weights(self) -> Mapping[str, NDArray[Any]]:
-        """float32 arrays under state-dict names, tied weights under each of theirs, made one by one.
+        """float32 arrays by state-dict name, tied weights under each of their names, created one by one.
 
-        With ZeRO-3 each is put together while the mapping's items are gone through, which may be in another
-        thread while the next step's passes run.
+        With ZeRO-3 each is gathered while iterating over the items, which another thread may do while the
+        next step's passes run.
         """
         rank = self._world.rank
         if self._settings.zero_stage < 3:
@@ -74,11 +74,11 @@ class DeepSpeedTrainer:
         return GatheredWeights(rank.names, self._gather)
 
     def save(self, folder: Path) -> None:
-        """Write a checkpoint that any number of ranks and any stage can go on from."""
+        """Write a checkpoint that any number of ranks and any stage can load."""
         self._world.run("save", folder, self._version)
 
     def load(self, folder: Path) -> None:
-        """Restore what `save` wrote. Raises RunFailed when the folder is of another model."""
+        """Restore what `save` wrote. Raises RunFailed if the folder is of another model."""
         self._version = self._world.run("load", folder)[0]
 
     def close(self) -> None:

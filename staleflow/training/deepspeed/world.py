@@ -1,13 +1,12 @@
-"""Rank 0 and its peers as one: a call is made on all of them, and ends for all of them.
+"""Rank 0 and its peers as one: a call runs on all ranks and ends on all ranks.
 
 Invariants:
 
-- a call returns when every rank is done, and raises RunFailed as soon as one cannot be: its process died, it
-  raised, or a collective took longer than its time limit. What the ranks were at is lost then: all peers are
-  killed, and the world can only be closed. What every rank refuses for a reason breaks nothing;
-- while rank 0 is in a collective its thread cannot be stopped, so it works in a thread of its own and the
-  caller watches;
-- after `close` no process of a rank is left.
+- a call returns when every rank is done. It raises RunFailed as soon as one cannot finish: its process died,
+  it raised, or a collective took longer than its time limit. The call's work is then lost: all peers are
+  killed, and the world can only be closed. An error that every rank raises on purpose breaks nothing;
+- a thread inside a collective cannot be stopped, so rank 0 works in its own thread and the caller waits;
+- after `close` no process of a rank exists.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from staleflow.training.deepspeed.rank import Rank
 T = TypeVar("T")
 
 SETTLE_S = 3.0
-"""When one rank fails, others fail of it in a moment; the first cause is looked for among them."""
+"""Wait after a failure: other ranks fail as a consequence, and the first cause is chosen among all errors."""
 
 
 class World:
@@ -43,9 +42,9 @@ class World:
         start_timeout_s: float,
         timeout_s: float,
     ) -> None:
-        """Start the peers' processes and meet them. `host`: this process's address as the peers see it.
+        """Start the peers' processes and meet them. `host`: address of this process for the peers.
 
-        Raises RunFailed when they have not met within `start_timeout_s`.
+        Raises RunFailed if they have not met within `start_timeout_s`.
         """
         self.ranks = ranks
         self._start_timeout_s, self._timeout_s = start_timeout_s, timeout_s
@@ -78,11 +77,11 @@ class World:
     ) -> list[Any]:
         """Call a method of `Rank` on all ranks; returns their answers by rank.
 
-        `own`: what rank 0 does instead. `limit_s`: for the whole call; None: only collectives are limited.
-        Raises RunFailed, or the error that rank 0 raised if it was meant for the person.
+        `own`: called on rank 0 instead. `limit_s`: for the whole call; None: only collectives are limited.
+        Raises RunFailed, or rank 0's error if it is one for the user.
         """
         if self._broken:
-            raise RunFailed("the training ranks are gone after an earlier failure")
+            raise RunFailed("the training ranks were stopped after an earlier failure")
         answers: list[Future[Any]] = [
             self._own.submit(own) if own else self._own.submit(getattr(self.rank, method), *arguments)
         ]
@@ -92,9 +91,9 @@ class World:
         return [a.result() for a in answers]
 
     def _all_done(self, answers: Sequence[Future[Any]], limit_s: float | None) -> bool:
-        """Wait; False as soon as one failed, or it took too long.
+        """Wait for all; False as soon as one fails or the time is up.
 
-        Once rank 0 is done nothing that is left needs it, so the others may take no longer than a collective.
+        Once rank 0 is done the others do not need it any more, so they may take no longer than a collective.
         """
         deadline = math.inf if limit_s is None else time.monotonic() + limit_s
         rank_0, left = answers[0], set(answers)
@@ -110,9 +109,9 @@ class World:
         return True
 
     def send(self, method: str, *arguments: Any, own: Iterable[T]) -> Iterator[T]:
-        """Yield what `own` yields on rank 0, while the peers call `method` on their line for sending.
+        """Yield from `own` on rank 0 while the peers call `method` on their line for sending.
 
-        Raises RunFailed, with the first cause, when a rank fails.
+        Raises RunFailed, with the first cause, if a rank fails.
         """
         answers: list[Future[Any]] = [peer.ask(method, *arguments, sending=True) for peer in self._peers]
         try:
@@ -134,7 +133,7 @@ class World:
         leave()
 
     def _give_up(self, method: str, answers: Sequence[Future[Any]], limit_s: float | None) -> Exception:
-        """Find the first cause among the ranks' errors; kill what is left."""
+        """Find the first cause among the ranks' errors; kill the peers."""
         began = time.monotonic()
         while time.monotonic() - began < SETTLE_S and not _deaths(answers):
             if all(a.done() for a in answers):
