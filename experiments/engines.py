@@ -78,7 +78,7 @@ def build(model: str, batches: Sequence[int], tokens: int, threads: Sequence[int
 
 def beside_vllm(
     engines: Mapping[str, Engine], model: str, batches: Sequence[int], tokens: int, rounds: int
-) -> list[tuple[str | float, ...]]:
+) -> Sequence[tuple[str | float, ...]]:
     """(sequences, tokens a second of each engine, the torch engine's of the better vLLM's)."""
     vocab_size, rows = int(load_model(model).config.vocab_size), []
     for batch in batches:

@@ -97,7 +97,7 @@ def best_rates(runs: Sequence[Callable[[], int]], rounds: int) -> list[float]:
     return best
 
 
-def measure(batches: Sequence[int], tokens: int, rounds: int) -> list[tuple[str | float, ...]]:
+def measure(batches: Sequence[int], tokens: int, rounds: int) -> Sequence[tuple[str | float, ...]]:
     """(sequences, lengths, tokens per CPU second of the engine, of `generate`, their ratio)."""
     torch.set_num_threads(1)
     model, rows = tiny_llama(), []
