@@ -58,7 +58,7 @@ def trl_rate(config: Config, steps: int) -> dict[str, float]:
         rewards.append(sum(scores) / len(scores))
         return scores
 
-    class Ends(TrainerCallback):  # type: ignore[misc]
+    class Ends(TrainerCallback):
         """When each step ended."""
 
         def on_step_end(self, *_: Any, **__: Any) -> None:
