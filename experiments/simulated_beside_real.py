@@ -117,7 +117,6 @@ def step_parts(run: RunData) -> dict[str, float]:
     seconds = {
         f"waiting ({cause})": (summarize(f"time/waiting/{cause}_s", run.train) or 0.0) / steps
         for cause in CAUSES
-        for cause in CAUSES
     }
     whole = (working_seconds(run) or 0.0) / steps
     # A simulated update has the batch's way to the trainer in it, and that of the answer.
