@@ -83,8 +83,8 @@ def experiment(
         str,
         typer.Argument(
             metavar="NAME",
-            help="overhead, fidelity, throughput, scaling, ablation, convergence, or the dotted path of a "
-            "Study of your own.",
+            help="overhead, fidelity, throughput, scaling, ablation, convergence, engines, whole-step, "
+            "simulator, protocol, weights, or the dotted path of a Study of your own.",
         ),
     ],
     quick: Annotated[

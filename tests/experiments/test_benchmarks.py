@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import get_type_hints
+
 import pytest
 
+from staleflow.cli.measuring_commands import experiment
 from staleflow.errors import ConfigError
 from staleflow.experiments import engines, generate_beside_engine, protocol_rate, simulator, whole_step
 from staleflow.experiments.study import STUDIES, Options, Result, load_study
@@ -22,6 +25,11 @@ def test_every_benchmark_is_a_study_by_name_and_a_mistyped_one_is_suggested() ->
     assert set(names) < set(STUDIES)
     with pytest.raises(ConfigError, match="did you mean simulator"):
         load_study("simulater")
+
+
+def test_the_help_names_every_study() -> None:
+    argument = get_type_hints(experiment, include_extras=True)["name"].__metadata__[0]
+    assert argument.help.split(", or ")[0].split(", ") == list(STUDIES)
 
 
 def test_protocol_and_weights_are_those_of_the_overhead_study() -> None:
