@@ -8,7 +8,14 @@ import pytest
 
 from staleflow.cli.measuring_commands import experiment
 from staleflow.errors import ConfigError
-from staleflow.experiments import engines, generate_beside_engine, protocol_rate, simulator, whole_step
+from staleflow.experiments import (
+    engines,
+    generate_beside_engine,
+    protocol_rate,
+    simulator,
+    transfer,
+    whole_step,
+)
 from staleflow.experiments.study import STUDIES, Options, Result, load_study
 
 QUICK = Options(quick=True, run=None, say=lambda _: None)
@@ -40,6 +47,19 @@ def test_protocol_and_weights_are_those_of_the_overhead_study() -> None:
     assert 0 < with_ledger < without
     assert [f.goal for f in result.findings] == [protocol_rate.GOALS.get(k) for k in protocol_rate.KINDS]
     assert value(load_study("weights").script(QUICK), "push and pull, of two plain copies") > 0
+
+
+def test_notes_keep_the_best_the_wall_time_and_the_plain_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = {"per_cpu_s": 2_000, "per_cpu_s_best": 3_000, "per_wall_s": 1_000, "goal": None}
+    monkeypatch.setattr(protocol_rate, "measure", lambda *_: dict.fromkeys(protocol_rate.KINDS, rates))
+    for finding in protocol_rate.findings(QUICK):
+        assert finding.value == 2_000
+        assert finding.note.endswith("; best 3,000, median per second of wall time 1,000")
+    copies = {"ratio": 1.5, "plain_s": 0.004, "push_pull_s": 0.006}
+    monkeypatch.setattr(transfer, "measure", lambda *_: copies)
+    ratio, pair = transfer.findings(QUICK)
+    assert (ratio.value, pair.value) == (1.5, pytest.approx(6.0))
+    assert ratio.note.endswith("; two plain copies: 4 ms")
 
 
 def test_the_simulator_counts_whole_trajectories() -> None:
