@@ -1,4 +1,4 @@
-"""PointResult cells as rows of a table, and the lines of a figure."""
+"""Measured cells as rows of a table, and the lines of a figure."""
 
 from __future__ import annotations
 

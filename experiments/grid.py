@@ -73,7 +73,7 @@ class Part:
 
 
 class Measurements:
-    """PointResult cells, by setting and system."""
+    """Measured cells, by setting and system."""
 
     def __init__(self, outcomes: Mapping[Cell, CellOutcome]) -> None:
         self._outcomes = outcomes
