@@ -173,7 +173,8 @@ class CostAwareMigration:
         """(saving, cost) of a move, in tokens."""
         costs, length = state.snapshot.costs, resident.length
         gain = costs.gain(target.running, target.kv_tokens, length)
-        loss = costs.gain(source.running - 1, source.kv_tokens - length, length)
+        others = max(0, source.kv_tokens - length)  # the engine holds less if it has lost the trajectory
+        loss = costs.gain(source.running - 1, others, length)
         # Lengths are long-tailed: a trajectory that has run long is expected to run as long again.
         left = max(state.snapshot.expected_growth - resident.response, resident.response)
         if self._settings.longest_response is not None:

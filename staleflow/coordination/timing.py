@@ -62,7 +62,7 @@ class ProgressWatch:
         late: list[str] = []
         while self._last:
             key, last = next(iter(self._last.items()))
-            if now - last < self._limit_s:
+            if now < last + self._limit_s:  # as in `next_due`: `now - last` may round to less
                 break
             del self._last[key]
             late.append(key)

@@ -111,6 +111,7 @@ class RolloutInstance:
         self._refusing_since: float | None = None  # time of the first of consecutive failed pulls
         self._seen: dict[str, int] = {}  # response tokens reported so far, by trajectory held
         self._news = False
+        self._reported_idle = True
         self._start_report()
 
     def _start_report(self) -> None:
@@ -135,7 +136,10 @@ class RolloutInstance:
     @property
     def has_news(self) -> bool:
         """True if a report would contain something new."""
-        return self._news or (self._progress_due and not self.is_idle)
+        if self._news:
+            return True
+        # An engine that lost its last trajectory is idle without one that finished: the owner must learn it.
+        return not self._reported_idle if self.is_idle else self._progress_due
 
     @property
     def _progress_due(self) -> bool:
@@ -273,6 +277,7 @@ class RolloutInstance:
         lengths = self._progress() if self._progress_due else ()
         load = self._engine.load()
         self._revision += 1
+        self._reported_idle = load.running + load.waiting == 0
         report = InstanceReport(
             instance=self._instance,
             incarnation=self._incarnation,

@@ -77,6 +77,15 @@ def test_a_long_trajectory_stays_where_its_new_prefill_costs_more_than_the_move_
     assert ("huge", "i0") in interrupts(moved(cheap))
 
 
+def test_where_an_engine_holds_less_than_one_of_its_trajectories_no_step_takes_negative_time() -> None:
+    """F15: it has lost `lost`; 2,000 - 3,000 tokens would make a step of the others take 10 ms - 10 ms."""
+    pair = (resident("lost", length=3000), resident("other", length=2000))
+    snapshot = cluster(pair)
+    there = view("i0", 0, running=2, kv_tokens=2000, kv_capacity=100_000)
+    lossy = replace(snapshot, instances={**snapshot.instances, "i0": there})
+    assert interrupts(moved(lossy)) == [("lost", "i0")]
+
+
 def test_one_near_the_longest_response_stays_for_it_has_little_left() -> None:
     """Without a limit 1,000 tokens are taken to go on for 1,000 more; with one at 1,001 there is one left.
 

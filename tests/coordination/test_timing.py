@@ -20,6 +20,16 @@ def test_progress_counts_from_the_cycle_that_follows_it_however_long_the_last_on
     assert (watch.overdue(99.0), watch.next_due) == ([], math.inf)
 
 
+def test_what_is_due_is_overdue_at_that_very_moment_whatever_the_rounding() -> None:
+    """Else a loop that wakes for it would wake again at once, for ever: 8.7 - 0.7 rounds to less than 8."""
+    watch = ProgressWatch(8.0)
+    watch.touch("a")
+    watch.stamp(0.7)
+    assert 8.7 - 0.7 < 8.0
+    assert watch.next_due == 8.7
+    assert watch.overdue(8.7) == ["a"]
+
+
 def test_the_oldest_progress_is_due_first_and_what_is_forgotten_never() -> None:
     watch = ProgressWatch(10.0)
     for time, key in ((0.0, "a"), (1.0, "b"), (2.0, "c")):

@@ -430,3 +430,26 @@ def test_a_second_turn_goes_on_from_given_tokens(world: World, new_trajectory: B
         world.instance.advance()
     world.report()
     assert world.owned["t"].loss_mask.tolist() == [True] * 8 + [False] * 2 + [True] * 8
+
+
+class Swallowing(FakeEngine):
+    """Never returns what it has finished."""
+
+    def step(self) -> list[Trajectory]:
+        super().step()
+        return []
+
+
+def test_an_instance_whose_last_trajectory_got_lost_reports_that_it_is_idle(new_trajectory: Build) -> None:
+    """Else its owner believes for ever that the trajectory is there: nothing but a report says otherwise."""
+    sampling = SamplingParams(max_model_len=100)
+    engine = Swallowing(sampling=sampling, seed=0, kv_capacity_tokens=100, max_running=1, lengths=fixed(2))
+    world = World(engine)
+    world.apply(world.route(new_trajectory("a"), min_version=-1))
+    assert world.report().report.waiting == 1
+    world.instance.advance()
+    assert state(world) == (False, False)
+    world.instance.advance()
+    assert state(world) == (True, True)
+    assert world.report().report.waiting == 0
+    assert state(world) == (True, False)
