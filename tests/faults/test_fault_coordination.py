@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from cluster_settings import FAST, ClusterSettings, InstanceSettings
 from random_cluster import RandomCluster
 
-from staleflow.coordination.actions import Command, Interrupt
+from staleflow.coordination.actions import Interrupt
 from staleflow.coordination.cost_model import CostModel
 from staleflow.coordination.migration import MigrationSettings
 from staleflow.coordination.policies import POLICIES, PolicySettings
 from staleflow.data.trajectory import Trajectory
+from staleflow.rollout.scripted_lengths import Lengths
+from staleflow.telemetry.events import CommandSent, Handlers, ReportReceived
 
 LONG = 50_000
 """Tokens of a prompt."""
@@ -27,21 +28,24 @@ LONG = 50_000
 class Observed(RandomCluster):
     """Keeps the moves, and what the instances reported."""
 
-    def __init__(self, settings: ClusterSettings) -> None:
-        super().__init__(settings)
+    def __init__(self, settings: ClusterSettings, lengths: Lengths | None = None) -> None:
+        super().__init__(settings, lengths=lengths)
         self.moves: list[str] = []
         self.versions: list[tuple[float, str, int]] = []
         self.kv_tokens: list[int] = []
 
-    def _ordered(self, command: Command) -> None:
+    def handlers(self) -> Handlers:
+        """See `Listener`."""
+        return {**super().handlers(), CommandSent: self._sent, ReportReceived: self._reported}
+
+    def _sent(self, event: CommandSent) -> None:
+        command = event.command
         if isinstance(command, Interrupt) and command.reason.startswith("migration"):
             self.moves.append(command.trajectory_id)
-        super()._ordered(command)
 
-    def _updated(self, node: Any, update: Any) -> None:
-        self.versions.append((self.now, node.name, update.report.version))
-        self.kv_tokens.append(update.report.kv_tokens)
-        super()._updated(node, update)
+    def _reported(self, event: ReportReceived) -> None:
+        self.versions.append((self.clock.time, event.report.instance, event.report.version))
+        self.kv_tokens.append(event.report.kv_tokens)
 
 
 # ---------------------------------------------------------------------- F35: moves that do not pay
@@ -54,7 +58,11 @@ def two_long_ones_beside_an_idle_instance(prefill: float) -> Observed:
     the throughput from 20 to 38 tokens/s. It costs a prefill of 50,000 tokens.
     """
     costs = CostModel(k1=1e-6, k2=0.0, k3=0.0, k4=0.002, prefill=prefill, pull=0.0)
-    cluster = Observed(
+
+    def scripted(trajectory: Trajectory) -> int:
+        return 300 if trajectory.member in (0, 2) else 3
+
+    return Observed(
         ClusterSettings(
             seed=1,
             bound=0,
@@ -68,14 +76,9 @@ def two_long_ones_beside_an_idle_instance(prefill: float) -> Observed:
             max_new_tokens=300,
             strategies=PolicySettings(moves=MigrationSettings(rest_s=0.5, psi_throughput=1.5)),
             stall_after_s=1000.0,
-        )
+        ),
+        scripted,
     )
-
-    def scripted(trajectory: Trajectory) -> int:
-        return 300 if trajectory.member in (0, 2) else 3
-
-    cluster.lengths = scripted
-    return cluster
 
 
 def test_a_trajectory_of_50000_tokens_stays_where_its_prefill_would_cost_more_than_the_move_saves() -> None:

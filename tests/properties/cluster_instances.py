@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+from cluster_channels import Channels
 from cluster_settings import ClusterSettings, InstanceSettings
 from cluster_watch import Watch
 
@@ -24,14 +25,18 @@ from staleflow.rollout.scheduler import Generation
 from staleflow.rollout.scripted_lengths import Lengths, long_tailed
 from staleflow.runtime.backend import Message
 from staleflow.simulation.event_queue import EventQueue
+from staleflow.telemetry.events import InstanceDown
 
 STOP_TOKEN = 0
 
 
 class WatchedEngine(FakeEngine):
-    """Says what enters and leaves, and forgets a trajectory now and then. Its tokens are cheap to compute."""
+    """Says what enters and leaves, and forgets trajectories, new ones and finished ones, now and then.
 
-    def __init__(self, watch: Watch, name: str, forgets: Callable[[], bool], **options: Any) -> None:
+    Its tokens are cheap to compute.
+    """
+
+    def __init__(self, watch: Watch, name: str, forgets: Callable[[str], bool], **options: Any) -> None:
         super().__init__(**options)
         self._watch, self._name, self._forgets = watch, name, forgets
 
@@ -45,7 +50,7 @@ class WatchedEngine(FakeEngine):
         return -1.0
 
     def add(self, trajectory: Trajectory, *, greedy: bool = False) -> None:
-        if self._forgets():
+        if self._forgets(trajectory.trajectory_id):
             return
         super().add(trajectory, greedy=greedy)
         self._watch.entered(self._name, trajectory.trajectory_id)
@@ -54,7 +59,7 @@ class WatchedEngine(FakeEngine):
         finished = super().step()
         for trajectory in finished:
             self._watch.left(self._name, trajectory.trajectory_id)
-        return finished
+        return [t for t in finished if not self._forgets(t.trajectory_id)]
 
     def interrupt(self, trajectory_ids: Sequence[str]) -> Sequence[Trajectory]:
         gone = super().interrupt(trajectory_ids)
@@ -94,70 +99,70 @@ class Node:
         self.now += seconds
 
 
-class VirtualTime:
-    """A queue of calls by time, and channels of messages."""
+class Instances:
+    """Every instance, and the weights that it may pull. `tell` takes messages for the run loop."""
 
-    def __init__(self, settings: ClusterSettings) -> None:
+    def __init__(
+        self,
+        settings: ClusterSettings,
+        *,
+        clock: EventQueue,
+        rng: random.Random,
+        channels: Channels,
+        watch: Watch,
+        tell: Callable[[Message], None],
+        lengths: Lengths | None,
+    ) -> None:
+        """`lengths`: of the responses; None: as the settings say."""
         self.settings = settings
-        self.rng = random.Random(f"run-{settings.seed}")
-        self.clock = EventQueue()
-        self._channels: dict[str, float] = {}
-
-    @property
-    def now(self) -> float:
-        """Virtual seconds."""
-        return self.clock.time
-
-    def _foresee(self, at: float, happen: Callable[..., None], *arguments: Any) -> None:
-        self.clock.schedule(at, happen, *arguments)
-
-    def _send(self, channel: str, at: float, happen: Callable[..., None], *arguments: Any) -> None:
-        """A message: it takes its time, and overtakes none in its channel."""
-        arrival = max(self._channels.get(channel, 0.0), at + self.rng.random() * self.settings.delay)
-        self._channels[channel] = arrival
-        self._foresee(arrival, happen, *arguments)
-
-
-class Instances(VirtualTime):
-    """Every instance, and the weights that it may pull."""
-
-    def __init__(self, settings: ClusterSettings) -> None:
-        super().__init__(settings)
-        self.watch = Watch(settings, lambda: self.now)
+        self.clock = clock
+        self.rng = rng
         self.nodes: dict[str, Node] = {}
         self.newest = -1
         """Version in the parameter server."""
-        self.lengths = remembered(
+        self.told_tokens = 0
+        """Generated tokens in all reports that arrived."""
+        self._watch = watch
+        self._tell = tell
+        self._channels = channels
+        self._lengths = lengths or remembered(
             long_tailed(
                 settings.median_response, settings.spread, settings.max_new_tokens, seed=settings.seed
             )
         )
 
-    def _receive(self, message: Message) -> None:
-        """Something arrives at the run loop."""
-        raise NotImplementedError
+    def start(self) -> None:
+        """All of them."""
+        for number in range(len(self.settings.instances)):
+            self._start(number, 1)
 
-    def _updated(self, node: Node, update: InstanceUpdate) -> None:
-        """A report arrives."""
-        raise NotImplementedError
+    def close(self) -> None:
+        """End every engine."""
+        for node in self.nodes.values():
+            node.is_dead = True
+            node.engine.close()
 
-    def _down(self, node: Node, reason: str) -> None:
-        """It is known that an instance has died."""
-        raise NotImplementedError
+    def send(self, name: str, commands: Sequence[Command], payloads: Mapping[str, Trajectory]) -> None:
+        """Commands are on their way; now and then they arrive twice."""
+        for _ in range(1 + (self.rng.random() < self.settings.repeats)):
+            self._channels.send(f"to {name}", self.clock.time, self._deliver, name, commands, payloads)
+
+    def _forgets(self, trajectory_id: str) -> bool:
+        return trajectory_id == self.settings.always_lost or self.rng.random() < self.settings.losses
 
     def _start(self, number: int, incarnation: int) -> None:
         name, settings = f"i{number}", self.settings.instances[number]
-        node = Node(name, incarnation, settings, now=self.now)
+        node = Node(name, incarnation, settings, now=self.clock.time)
         node.engine = WatchedEngine(
-            self.watch,
+            self._watch,
             name,
-            lambda: self.rng.random() < self.settings.losses,
+            self._forgets,
             sampling=SamplingParams(stop_token_ids=(STOP_TOKEN,), max_model_len=self.settings.longest),
             seed=self.settings.seed,
             kv_capacity_tokens=settings.kv_capacity,
             max_running=settings.max_running,
             version=self.newest,
-            lengths=self.lengths,
+            lengths=self._lengths,
             seconds_per_step=settings.costs,
             spend=node.spend,
         )
@@ -178,20 +183,20 @@ class Instances(VirtualTime):
             kv_capacity=settings.kv_capacity,
             max_running=settings.max_running,
         )
-        self._send(f"from {name}", self.now, self._receive, joined)
+        self._channels.send(f"from {name}", self.clock.time, self._tell, joined)
 
     def _deliver(self, name: str, commands: Sequence[Command], payloads: Mapping[str, Trajectory]) -> None:
         node = self.nodes[name]
         node.inbox.append((commands, payloads))
         if not node.is_awake:
             node.is_awake = True
-            self._foresee(max(self.now, node.now), self._work, node)
+            self.clock.schedule(max(self.clock.time, node.now), self._work, node)
 
     def _work(self, node: Node) -> None:
         """Apply what has come, and decode one step."""
         if node.is_dead:
             return
-        node.now = max(node.now, self.now)
+        node.now = max(node.now, self.clock.time)
         try:
             for commands, payloads in node.inbox:
                 node.instance.apply(commands, payloads)
@@ -203,19 +208,27 @@ class Instances(VirtualTime):
             self._die(node, str(error))
             return
         if node.instance.has_news:
-            self._send(f"from {node.name}", node.now, self._updated, node, node.instance.take_report())
+            update = node.instance.take_report()
+            self._channels.send(f"from {node.name}", node.now, self._report, node, update)
         node.is_awake = not node.instance.is_idle
         if node.is_awake:
-            self._foresee(max(node.now, self.now + 1e-4), self._work, node)
+            self.clock.schedule(max(node.now, self.clock.time + 1e-4), self._work, node)
+
+    def _report(self, node: Node, update: InstanceUpdate) -> None:
+        if node.is_dead and self.rng.random() < 0.5:
+            return
+        self.told_tokens += sum(len(delta.segment.tokens) for delta in update.deltas)
+        self._tell(update)
 
     def _die(self, node: Node, reason: str) -> None:
-        """Reports on their way arrive, or are lost with it; Control is told after them."""
+        """Reports on their way arrive, or are lost with it; that it is down is known after them."""
         node.is_dead = True
         node.engine.close()
-        self._send(f"from {node.name}", self.now, self._down, node, reason)
-        self._foresee(
-            self.now + self.settings.restart_s, self._start, int(node.name[1:]), node.incarnation + 1
-        )
+        now = self.clock.time
+        down = InstanceDown(instance=node.name, incarnation=node.incarnation, reason=reason)
+        self._channels.send(f"from {node.name}", now, self._tell, down)
+        number, incarnation = int(node.name[1:]), node.incarnation + 1
+        self.clock.schedule(now + self.settings.restart_s, self._start, number, incarnation)
 
 
 class Source:
@@ -232,8 +245,8 @@ class Source:
     def lease(self, version: int | None = None) -> Iterator[Any]:
         """The newest version, unless the pull is refused."""
         cluster, outage = self._cluster, self._cluster.settings.outage
-        if outage is not None and outage[0] == self._number and outage[1] <= cluster.now < outage[2]:
-            raise TransportError("nobody answers")
+        if outage is not None and outage[0] == self._number and outage[1] <= cluster.clock.time < outage[2]:
+            raise TransportError("no answer")
         if cluster.rng.random() < cluster.settings.refusals:
             raise TransportError("500")
         yield SimpleNamespace(version=cluster.newest, tensors={})

@@ -52,7 +52,7 @@ class ClusterSettings:
     """How many the source has; None: no end."""
     last_batch: LastBatch = "train"
     stop_at: float | None = None
-    """When the person stops the run."""
+    """When the run is asked to stop."""
     instances: tuple[InstanceSettings, ...] = (InstanceSettings(kv_capacity=80, max_running=4, costs=FAST),)
     known_costs: CostModel | None = FAST
     """The cost model that coordination starts with; None: the package's own start values."""
@@ -65,24 +65,40 @@ class ClusterSettings:
     max_new_tokens: int = 32
     turns: int = 1
     slow_tool: float = 0.0
-    """Seconds that the environment takes between two turns; 0: answers at once."""
+    """Seconds for which the environment says `Waiting` between two turns; 0: it never does."""
     delay: float = 0.0
     """Most seconds that a message is under way."""
     cycle_delay: float = 0.005
-    """Most seconds from a message to the cycle that follows it."""
+    """Most seconds from a message to the moment at which the loop looks at it, with what came meanwhile."""
     progress_interval_s: float = 0.1
     train_s: float = 0.3
     score_s: float = 0.0
     deaths: float = 0.0
-    """Chance of an instance's death in a step."""
+    """Chance that an instance dies in a step."""
     restart_s: float = 1.0
     refusals: float = 0.0
     """Chance that a pull is refused."""
     outage: tuple[int, float, float] | None = None
     """(instance, from, to): it can pull nothing in this time."""
     losses: float = 0.0
-    """Chance that an engine forgets a trajectory that it was sent."""
+    """Chance that an engine forgets a trajectory that it was sent, and one that it has finished."""
+    always_lost: str = ""
+    """Id of a trajectory that every engine forgets."""
     stall_after_s: float = 8.0
+    repeats: float = 0.0
+    """Chance that commands arrive twice."""
+    tool_failures: float = 0.0
+    """Chance that an environment fails, and that it never answers."""
+    push_s: float = 0.0
+    """Mean seconds from a trained step to its weights in the parameter server."""
+    interval_s: float = 0.0
+    """Least time between two cycles that are not urgent."""
+    checkpoint_every: int | None = None
+    save_s: float = 0.3
+    """Most seconds that a checkpoint takes."""
+    evaluate_every: int = 0
+    evaluation_s: float = 0.5
+    """Most seconds that an evaluation takes."""
 
     @property
     def longest(self) -> int:
@@ -93,16 +109,6 @@ class ClusterSettings:
     def kept_bound(self) -> int:
         """The staleness bound that the policy promises."""
         return effective_bound(self.policy, self.bound)
-
-    @property
-    def is_calm(self) -> bool:
-        """Nothing dies, is refused or is forgotten, and nobody stops the run."""
-        return not (self.deaths or self.refusals or self.losses or self.outage or self.stop_at is not None)
-
-    @property
-    def is_plain(self) -> bool:
-        """Calm, and each group drawn is to be trained."""
-        return self.is_calm and not self.is_filtered and not self.spare_groups
 
 
 def draw_settings(seed: int) -> ClusterSettings:
@@ -143,7 +149,9 @@ def draw_settings(seed: int) -> ClusterSettings:
         settings = replace(
             settings, prompts=rng.randint(1, 10), last_batch=rng.choice(("train", "drop", "pad")), steps=99
         )
-    return _trouble(rng, settings) if rng.random() < 0.5 else settings
+    if rng.random() < 0.5:
+        settings = _trouble(rng, settings)
+    return _beside(rng, settings)
 
 
 def _prompt_lengths(rng: random.Random) -> tuple[int, ...]:
@@ -244,4 +252,18 @@ def _trouble(rng: random.Random, settings: ClusterSettings) -> ClusterSettings:
         stop_at=rng.uniform(0.0, 3.0) if "stop" in kinds else None,
         restart_s=rng.choice((0.1, 1.0)),
         delay=max(settings.delay, 0.02),  # else a refused pull would be tried a thousand times a second
+    )
+
+
+def _beside(rng: random.Random, settings: ClusterSettings) -> ClusterSettings:
+    """What happens beside rollout: pushes, checkpoints, evaluations and environments that fail."""
+    return replace(
+        settings,
+        push_s=rng.choice((0.0, 0.05, 0.5)),
+        interval_s=rng.choice((0.0, 0.0, 0.02, 0.1)),
+        repeats=rng.choice((0.0, 0.0, 0.1)),
+        tool_failures=rng.choice((0.0, 0.0, 0.05)),
+        checkpoint_every=rng.choice((None, 0, 1, 2)),
+        evaluate_every=rng.choice((0, 0, 1, 2)),
+        evaluation_s=rng.choice((0.1, 3.0)),
     )

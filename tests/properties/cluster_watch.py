@@ -7,6 +7,7 @@ property does not hold, and where.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -14,10 +15,10 @@ from cluster_settings import ClusterSettings
 
 from staleflow.coordination.actions import Abort, Command, Interrupt, Pull, Route
 from staleflow.coordination.control import Control
-from staleflow.coordination.events import InstanceJoined, InstanceReport
+from staleflow.coordination.events import InstanceJoined, InstanceLost, InstanceReport
 from staleflow.coordination.migration import MOST_FRUITLESS
 from staleflow.coordination.snapshot import PendingTrajectory
-from staleflow.protocol.lifecycle import TrajectoryState
+from staleflow.telemetry.events import CommandSent, Handlers, ReportReceived, RunFinished
 
 ROOM_IS_CHECKED = ("waterfall", "naive")
 """Routing strategies that promise to stay within the KV cache."""
@@ -61,11 +62,13 @@ class Moves:
 
 
 class Watch:
-    """Each method is called as the thing happens, before `Control` learns of it where it is a report."""
+    """A listener of the run, which hears of everything just before `Control` does."""
 
-    def __init__(self, settings: ClusterSettings, now: Callable[[], float]) -> None:
+    def __init__(self, settings: ClusterSettings, now: Callable[[], float], *, idle_is_checked: bool) -> None:
+        """`idle_is_checked`: the policy promises to leave no instance idle that might run something."""
         self._settings = settings
         self._now = now
+        self._idle_is_checked = idle_is_checked
         self._books: dict[str, Book] = {}
         self._holder: dict[str, str] = {}
         self._moves: dict[str, Moves] = {}
@@ -77,6 +80,22 @@ class Watch:
         self._room_is_checked = routing in ROOM_IS_CHECKED
         self.migrations = 0
         self.preemptions: dict[tuple[str, int], int] = {}
+        self.routes: Counter[str] = Counter()
+        """Routes by trajectory."""
+
+    def handlers(self) -> Handlers:
+        """See `Listener`."""
+        return {
+            CommandSent: lambda event: self.ordered(event.command),
+            InstanceJoined: self.joined,
+            InstanceLost: self.lost,
+            ReportReceived: lambda event: self.reported(event.report),
+            RunFinished: self._finished,
+        }
+
+    def _finished(self, event: RunFinished) -> None:
+        """All payload is dropped, so instances refuse what was routed last."""
+        self._books.clear()
 
     def _fail(self, message: str) -> None:
         raise Violation(f"seed {self._settings.seed}, at {self._now():.3f} s: {message}")
@@ -125,6 +144,7 @@ class Watch:
         book.outstanding.append(command)
 
     def _check_route(self, book: Book, route: Route) -> None:
+        self.routes[route.trajectory_id] += 1
         for name, other in self._books.items():
             if route.trajectory_id in other.here:
                 self._fail(f"{route}: it is on {name}, as far as was reported")
@@ -190,11 +210,12 @@ class Watch:
             event.incarnation, event.version, event.kv_capacity, event.max_running
         )
 
-    def lost(self, instance: str, lengths: tuple[tuple[str, int], ...]) -> None:
+    def lost(self, event: InstanceLost) -> None:
         """An incarnation is gone."""
-        del self._books[instance]
-        self._left_alone = {pair for pair in self._left_alone if pair[0] != instance}
-        for trajectory_id, length in lengths:
+        if self._books.pop(event.instance, None) is None:
+            return  # the run is over
+        self._left_alone = {pair for pair in self._left_alone if pair[0] != event.instance}
+        for trajectory_id, length in event.lengths:
             moves = self._moves[trajectory_id]
             moves.length = length  # what was not reported is gone
             moves.moved_length = min(moves.moved_length, length)
@@ -219,6 +240,8 @@ class Watch:
             kind = (
                 "pull" if rejection.trajectory_id is None else "stale" if rejection.stale_version else "other"
             )
+            if kind == "other" and rejection.trajectory_id not in book.here:
+                kind = "aborted"  # in the turn of its Route: the payload was gone before both were sent
             self.rejected[kind] = self.rejected.get(kind, 0) + 1
             if rejection.trajectory_id is not None and rejection.trajectory_id in book.here:
                 self._leaves(book, rejection.trajectory_id)
@@ -246,18 +269,7 @@ class Watch:
 
     def cycled(self, control: Control) -> None:
         """`Control` has gone through a cycle, and its commands are sent."""
-        placed: dict[str, str] = {}
-        for name in control.view.instances():
-            for trajectory_id in control.view.resident(name):
-                if trajectory_id in placed:
-                    self._fail(f"Control has {trajectory_id} on {placed[trajectory_id]} and on {name}")
-                placed[trajectory_id] = name
-        for member in control._trajectories.members():
-            if (member.state is TrajectoryState.RUNNING) != (member.trajectory_id in placed):
-                self._fail(
-                    f"{member.trajectory_id} is {member.state} and on {placed.get(member.trajectory_id)}"
-                )
-        if control.view.finished is None and self._settings.policy == "staleflow":
+        if control.view.finished is None and self._idle_is_checked:
             self._check_idle(control)
 
     def _check_idle(self, control: Control) -> None:

@@ -1,25 +1,41 @@
 """Random clusters with real rollout instances: every property of coordination, each seed to its end.
 
-What must hold at every moment is checked by `cluster_watch`, as the run goes; here is what must hold of the
-whole. More seeds than the default: `STALEFLOW_SEEDS=10000`. One seed, with its story:
+What must hold at every moment is checked as the run goes, and of the whole by `cluster_checks`. More seeds
+than the default: `STALEFLOW_SEEDS=10000`. One seed, with its story:
 `RandomCluster(draw_settings(seed), print).run()`.
 """
 
 from __future__ import annotations
 
 import os
-import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cluster_checks import check_end, check_ledger, prompt_of
 from cluster_settings import FAST, ClusterSettings, InstanceSettings, draw_settings
 from random_cluster import RandomCluster
 
-from staleflow.audit import audit_ledger
+from staleflow.coordination.actions import Interrupt
+from staleflow.coordination.events import TurnGiven, WaitingExternal
 from staleflow.coordination.policies import PolicySettings
-from staleflow.protocol.records import Consume, Promote, Record, Release, Reserve, Swap
+from staleflow.protocol.records import Promote, Swap
+from staleflow.telemetry.events import (
+    CheckpointSaved,
+    CommandSent,
+    Evaluated,
+    EvaluationFailed,
+    EvaluationSkipped,
+    GivenUp,
+    Handlers,
+    Released,
+    ReportReceived,
+    RewardReceived,
+    StepTrained,
+    StragglerResampled,
+    StragglerTruncated,
+)
 
 SEEDS = int(os.environ.get("STALEFLOW_SEEDS", "1200"))
 PARTS = 12
@@ -37,86 +53,42 @@ def test_random_clusters_keep_every_property(part: int, tmp_path: Path) -> None:
         check_ledger(cluster, tmp_path / "ledger.jsonl")
 
 
-# ---------------------------------------------------------------------- the whole of a run
-
-
-def check_end(cluster: RandomCluster) -> None:
-    """It ends as it should, every reserved group has come to something, and no prompt is left out."""
-    settings, seed = cluster.settings, f"seed {cluster.settings.seed}"
-    usual = "completed" if settings.prompts is None else "exhausted"
-    allowed = {usual}
-    if settings.stop_at is not None:
-        allowed.add("interrupted")
-    if settings.is_filtered or cluster.given_up:
-        allowed.add("filtered_out")
-    assert cluster.finish in allowed, f"{seed}: ended as {cluster.finish}"
-    assert cluster.server.balance.in_flight == 0, f"{seed}: tokens unaccounted for: {cluster.server.balance}"
-    assert "other" not in cluster.watch.rejected, f"{seed}: {cluster.watch.rejected}"
-    left = left_over(cluster.records)
-    reasons = Counter(record.reason for record in cluster.records if isinstance(record, Release))
-    assert reasons.keys() <= {"filtered", "failed", "expired"}, f"{seed}: {reasons}"
-    assert settings.is_filtered or not reasons["filtered"], f"{seed}: {reasons}"
-    assert settings.spare_groups or not reasons["expired"], f"{seed}: {reasons}"
-    assert cluster.given_up or not reasons["failed"], f"{seed}: {reasons}"
-    if cluster.finish == usual:
-        dropped = settings.batch_size - 1 if settings.prompts and settings.last_batch == "drop" else 0
-        assert len(left) <= dropped, f"{seed}: reserved, and came to nothing: {left}"
-        check_prompts(cluster)
-
-
-def left_over(records: list[Record]) -> set[str]:
-    """Groups that were reserved and neither consumed nor released."""
-    groups = {r.group for r in records if isinstance(r, Reserve)}
-    groups -= {group.group for r in records if isinstance(r, Consume) for group in r.groups}
-    return groups - {r.group for r in records if isinstance(r, Release)}
-
-
-def check_prompts(cluster: RandomCluster) -> None:
-    """Each prompt's use is trained on or filtered out, once, long prompts as much as short ones."""
-    settings, seed = cluster.settings, f"seed {cluster.settings.seed}"
-    trained = Counter(map(prompt_of, cluster.trained))
-    dropped = Counter(
-        prompt_of(r.group) for r in cluster.records if isinstance(r, Release) and r.reason != "expired"
-    )
-    used = trained + dropped
-    assert max(used.values(), default=1) == 1, f"{seed}: used more than once: {used}"
-    if settings.prompts is None:
-        assert trained.total() == settings.steps * settings.batch_size, f"{seed}: {trained}"
-        passed_over = set(cluster.drawn) - set(used)
-        assert len(passed_over) <= settings.spare_groups, f"{seed}: drawn, and never used: {passed_over}"
-    else:
-        own = {prompt for prompt in used if prompt.startswith("e0-")}
-        lacking = settings.prompts - len(own)
-        most = settings.batch_size - 1 if settings.last_batch == "drop" else 0
-        assert 0 <= lacking <= most, f"{seed}: {lacking} of {settings.prompts} prompts were not used"
-        if settings.last_batch == "pad" and not dropped:
-            assert trained.total() % settings.batch_size == 0, f"{seed}: {trained}"
-
-
-def prompt_of(group: str) -> str:
-    """`e0-p3` of `e0-p3-a1`."""
-    match = re.fullmatch(r"(e\d+-p\d+)-a\d+", group)
-    assert match is not None, group
-    return match[1]
-
-
-def check_ledger(cluster: RandomCluster, path: Path) -> None:
-    """The independent audit finds nothing, and no more staleness than the policy promises."""
-    path.write_text("".join(line + "\n" for line in cluster.lines))
-    report = audit_ledger(path)
-    assert report.violations == (), f"seed {cluster.settings.seed}: {report.violations}"
-    assert (report.max_staleness or 0) <= cluster.settings.kept_bound, f"seed {cluster.settings.seed}"
-
-
 # ---------------------------------------------------------------------- that this tests something
+
+
+class Happened:
+    """Counts what happens in a run, by kind."""
+
+    def __init__(self) -> None:
+        self.seen: Counter[str] = Counter()
+
+    def handlers(self) -> Handlers:
+        """See `Listener`."""
+        kinds = (TurnGiven, WaitingExternal, CheckpointSaved, Evaluated, EvaluationFailed, EvaluationSkipped)
+        kinds += (StragglerResampled, StragglerTruncated)
+        return {
+            **{kind: lambda event: self.seen.update([type(event).__name__]) for kind in kinds},
+            CommandSent: self._sent,
+            GivenUp: lambda event: self.seen.update([event.reason]),
+            Released: lambda event: self.seen.update([event.reason]),
+            RewardReceived: lambda event: self.seen.update(["late reward"] * event.dropped),
+            ReportReceived: lambda event: self.seen.update(["late tokens"] * len(event.late)),
+            StepTrained: lambda event: self.seen.update(["waited for a push"] * (event.waited_s > 0)),
+        }
+
+    def _sent(self, event: CommandSent) -> None:
+        if isinstance(event.command, Interrupt) and event.command.reason.startswith("no new token"):
+            self.seen["no new token"] += 1
 
 
 def test_the_seeds_reach_what_the_properties_are_about() -> None:
     """Moves, preemptions, refusals, promotions, swaps and every end: a property of nothing would hold too."""
     seen: Counter[str] = Counter()
     for seed in range(150):
-        cluster = RandomCluster(draw_settings(seed))
+        happened = Happened()
+        cluster = RandomCluster(draw_settings(seed), listeners=[happened])
         seen[cluster.run()] += 1
+        seen.update(happened.seen)
         seen[cluster.settings.policy] += 1
         seen["moves"] += cluster.watch.migrations
         seen["preemptions"] += sum(cluster.watch.preemptions.values())
@@ -125,6 +97,10 @@ def test_the_seeds_reach_what_the_properties_are_about() -> None:
         for kind in (Promote, Swap):
             seen[kind.__name__] += sum(isinstance(record, kind) for record in cluster.records)
     wanted = {"completed", "exhausted", "interrupted", "filtered_out", "moves", "preemptions", "restarts"}
+    wanted |= {"TurnGiven", "WaitingExternal", "late reward", "late tokens", "waited for a push"}
+    wanted |= {"CheckpointSaved", "Evaluated", "EvaluationFailed", "EvaluationSkipped"}
+    wanted |= {"the tool is broken", "its environment did not answer in time", "no new token"}
+    wanted |= {"StragglerResampled", "StragglerTruncated", "expired"}
     wanted |= {"refused: pull", "refused: stale", "Promote", "Swap"}
     wanted |= {"staleflow", "strict_queue", "strict", "one_step", "sync"}
     assert {name for name in wanted if not seen[name]} == set()

@@ -15,14 +15,17 @@ from staleflow.coordination.snapshot import Snapshot
 class WatchedCoordinator(Coordinator):
     """Decides as its policy does, and now and then lets one decide that knows only whose turn it is."""
 
-    def __init__(self, settings: ClusterSettings, rng: random.Random) -> None:
-        self._settings, self._rng = settings, rng
-        self._inner = build_coordinator(settings.policy, settings.strategies)
+    def __init__(self, settings: ClusterSettings, inner: Coordinator | None = None) -> None:
+        """`inner` decides; None: the policy of the settings."""
+        self._settings, self._rng = settings, random.Random(settings.seed)
+        self.is_policy = inner is None
+        """Every command that it decides on can be carried out."""
+        self._inner = inner or build_coordinator(settings.policy, settings.strategies)
         self.decision = Decision(commands=())
 
     def step(self, snapshot: Snapshot) -> Decision:
         expected: Decision | None = None
-        if self._rng.random() < 0.1:
+        if self.is_policy and self._rng.random() < 0.1:
             fresh = build_coordinator(self._settings.policy, self._settings.strategies)
             known, memory = self._inner._routing._memory, fresh._routing._memory  # type: ignore[attr-defined]
             memory.turn, memory.last_turn = known.turn, dict(known.last_turn)
