@@ -16,6 +16,12 @@ from staleflow.errors import UserError
 if TYPE_CHECKING:
     from staleflow.config import Config
 
+Clean = Annotated[bool, typer.Option("--clean", help="Remove the earlier run of that name first.")]
+DryRun = Annotated[
+    bool,
+    typer.Option("--dry-run", help="Print the resolved config and every problem that the run would have."),
+]
+
 
 @says_what_went_wrong
 def run(
@@ -23,15 +29,8 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue from the newest checkpoint of run.name.")
     ] = False,
-    clean: Annotated[
-        bool, typer.Option("--clean", help="Remove the earlier run of that name first.")
-    ] = False,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run", help="Print the resolved config and every problem that the run would have."
-        ),
-    ] = False,
+    clean: Clean = False,
+    dry_run: DryRun = False,
     debug: Debug = False,
 ) -> int:
     """Train. Without arguments: the built-in task with a tiny model, a few minutes on two cores."""
@@ -50,15 +49,8 @@ def run(
 @says_what_went_wrong
 def simulate(
     arguments: ConfigArguments = None,
-    clean: Annotated[
-        bool, typer.Option("--clean", help="Remove the earlier run of that name first.")
-    ] = False,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run", help="Print the resolved config and every problem that the run would have."
-        ),
-    ] = False,
+    clean: Clean = False,
+    dry_run: DryRun = False,
     debug: Debug = False,
 ) -> int:
     """Run the config on simulated machines (see its section simulation): the same run folder, in minutes."""
