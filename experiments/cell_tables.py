@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
+from typing import TYPE_CHECKING
 
 from staleflow.experiments.cells import CellOutcome
 from staleflow.experiments.points import middle
 from staleflow.experiments.study import Table
 from staleflow.reporting.spread import Spread
 from staleflow.simulation.bounds import SIDES
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 COLUMNS = (
     *("system", "GPUs", "cap", "tokens/s", "least", "most", "s a step", "update s"),
@@ -76,45 +81,45 @@ class Panel:
 
 def panels_figure(name: str, panels: Sequence[Panel], *, columns: int, along: str, label: str) -> str:
     """Medians, with bars from least to most; one SVG that stands by itself."""
-    from matplotlib import rc_context
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
+    from staleflow.reporting.svg import standalone_svg
 
-    names = list(dict.fromkeys(system for panel in panels for system in panel.lines))
+    colours = dict(
+        zip(dict.fromkeys(s for panel in panels for s in panel.lines), cycle(COLOURS), strict=False)
+    )
     rows = -(-len(panels) // columns)
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": name, "font.size": 8.0}):
-        figure = Figure(figsize=(3.6 * columns + 1.4, 2.5 * rows), layout="constrained", facecolor="white")
+
+    def draw(figure: Figure) -> None:
         axes = figure.subplots(rows, columns, squeeze=False)
         flat = [axis for row in axes for axis in row]
         for axis, panel in zip(flat, panels, strict=False):
-            xs = range(len(panel.marks))
-            for system, spreads in panel.lines.items():
-                middles = [s.median for s in spreads]
-                bars = [[s.median - s.least for s in spreads], [s.most - s.median for s in spreads]]
-                axis.errorbar(
-                    xs,
-                    middles,
-                    yerr=bars,
-                    fmt="o-",
-                    markersize=3.5,
-                    capsize=2.0,
-                    linewidth=1.3,
-                    color=COLOURS[names.index(system) % len(COLOURS)],
-                    label=system,
-                )
-            if panel.bound:
-                axis.plot(xs, panel.bound, "k--", linewidth=0.9, label="no layout exceeds")
-            axis.set_title(panel.title, fontsize=8.0, loc="left")
-            axis.set_xticks(list(xs), panel.marks)
+            _draw_panel(axis, panel, colours)
             axis.set_xlabel(along)
-            axis.set_ylim(bottom=0)
-            axis.grid(visible=True, color="#dddddd", linewidth=0.6)
         for axis in flat[len(panels) :]:
             axis.set_visible(False)
         for row in axes:
             row[0].set_ylabel(label)
-        handles, labels = flat[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside right upper", frameon=False)
-        text = io.StringIO()
-        FigureCanvasSVG(figure).print_svg(text, metadata={"Date": None})  # type: ignore[no-untyped-call]
-    return text.getvalue()
+        figure.legend(*flat[0].get_legend_handles_labels(), loc="outside right upper")
+
+    return standalone_svg(name, 3.6 * columns + 1.4, 2.5 * rows, draw)
+
+
+def _draw_panel(axis: Axes, panel: Panel, colours: Mapping[str, str]) -> None:
+    xs = range(len(panel.marks))
+    for system, spreads in panel.lines.items():
+        bars = [[s.median - s.least for s in spreads], [s.most - s.median for s in spreads]]
+        axis.errorbar(
+            xs,
+            [s.median for s in spreads],
+            yerr=bars,
+            fmt="o-",
+            markersize=3.5,
+            capsize=2.0,
+            linewidth=1.3,
+            color=colours[system],
+            label=system,
+        )
+    if panel.bound:
+        axis.plot(xs, panel.bound, "k--", linewidth=0.9, label="no layout exceeds")
+    axis.set_title(panel.title)
+    axis.set_xticks(list(xs), panel.marks)
+    axis.set_ylim(bottom=0)

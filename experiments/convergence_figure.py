@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ from staleflow.experiments.curves import Band, CurveSetting, band, smoothed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 COLOURS = ("#24292f", "#1f6feb", "#2da44e", "#bf8700", "#d1242f", "#8250df")
 """By place of the bound among those shown."""
@@ -33,29 +33,25 @@ PANELS: tuple[tuple[str, str, Callable[[CurveSetting], Band]], ...] = (
 
 def convergence_figure(settings: Sequence[CurveSetting]) -> str:
     """A row of panels for each learning rate: medians over seeds, shaded from least to most."""
-    from matplotlib import rc_context
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
+    from staleflow.reporting.svg import standalone_svg
 
     rates = sorted({s.rate for s in settings})
     bounds = sorted({s.bound for s in settings})
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "convergence", "font.size": 8.0}):
-        figure = Figure(figsize=(10.2, 2.8 * len(rates)), layout="constrained", facecolor="white")
+
+    def draw(figure: Figure) -> None:
         axes = figure.subplots(len(rates), len(PANELS), squeeze=False, sharex=True, sharey="col")
         for row, rate in zip(axes, rates, strict=True):
             for axis, (title, along, curve) in zip(row, PANELS, strict=True):
                 for setting in (s for s in settings if s.rate == rate):
                     _draw(axis, curve(setting), setting.bound, COLOURS[bounds.index(setting.bound)])
-                axis.set_title(title, fontsize=8.0, loc="left")
+                axis.set_title(title)
                 axis.set_xlabel(along)
-                axis.grid(visible=True, color="#dddddd", linewidth=0.6)
             row[0].set_ylabel(f"learning rate {rate:g}")
             row[0].set_ylim(0, 1)
             row[1].set_ylim(0, 1)
-        axes[0][0].legend(frameon=False, ncols=2)
-        text = io.StringIO()
-        FigureCanvasSVG(figure).print_svg(text, metadata={"Date": None})  # type: ignore[no-untyped-call]
-    return text.getvalue()
+        axes[0][0].legend(ncols=2)
+
+    return standalone_svg("convergence", 10.2, 2.8 * len(rates), draw)
 
 
 def _draw(axis: Axes, shown: Band, bound: int, colour: str) -> None:

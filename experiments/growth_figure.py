@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from staleflow.experiments.coordination_cost import Cost
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 LINES: tuple[tuple[str, Callable[[Cost], float], str], ...] = (
     ("cycle p50", lambda c: c.cycle_p50_ms, "#1f6feb"),
@@ -16,12 +19,9 @@ LINES: tuple[tuple[str, Callable[[Cost], float], str], ...] = (
 
 def growth_figure(by_instances: Sequence[Cost], by_pending: Sequence[Cost]) -> str:
     """Milliseconds over instances, and over waiting trajectories, both axes logarithmic."""
-    from matplotlib import rc_context
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
+    from staleflow.reporting.svg import standalone_svg
 
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "growth", "font.size": 8.0}):
-        figure = Figure(figsize=(8.0, 3.0), layout="constrained", facecolor="white")
+    def draw(figure: Figure) -> None:
         left, right = figure.subplots(1, 2, sharey=True)
         most, largest = max(c.pending for c in by_instances), max(c.instances for c in by_pending)
         for axis, costs, sizes, title in (
@@ -33,9 +33,7 @@ def growth_figure(by_instances: Sequence[Cost], by_pending: Sequence[Cost]) -> s
             axis.set(xscale="log", yscale="log", xlabel=title)
             axis.set_xticks(sizes, [f"{size:,}" for size in sizes])
             axis.minorticks_off()
-            axis.grid(visible=True, color="#dddddd", linewidth=0.6)
         left.set_ylabel("ms, one core")
-        left.legend(frameon=False)
-        text = io.StringIO()
-        FigureCanvasSVG(figure).print_svg(text, metadata={"Date": None})  # type: ignore[no-untyped-call]
-    return text.getvalue()
+        left.legend()
+
+    return standalone_svg("growth", 8.0, 3.0, draw)

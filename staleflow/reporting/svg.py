@@ -1,6 +1,6 @@
-"""The one set-up of matplotlib for figures, and their SVG as part of the page.
+"""The one set-up of matplotlib for figures, and their SVG: part of the page, or a file that stands by itself.
 
-- A figure is drawn in stand-in colours, each of which becomes a CSS variable of the page: one SVG
+- A figure of the page is drawn in stand-in colours, each of which becomes a CSS variable of the page: one SVG
   serves light, dark and print.
 - Text stays text, in the page's font: small files, and words that can be searched.
 - The same data gives the same bytes: ids are salted by the figure's name, and no date is written.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from xml.etree import ElementTree
 
@@ -66,6 +66,18 @@ _STYLE: Any = {  # any: matplotlib types the keys as a closed set of literals
     "path.simplify": True,
     "path.simplify_threshold": 0.3,
 }
+_STANDALONE_STYLE: Any = {
+    "svg.fonttype": "none",
+    "font.size": 8.0,
+    "axes.titlesize": 8.0,
+    "axes.titlelocation": "left",
+    "axes.grid": True,
+    "axes.axisbelow": "line",
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.6,
+    "figure.facecolor": "white",
+    "legend.frameon": False,
+}
 
 
 def colour(name: str) -> str:
@@ -107,6 +119,16 @@ def to_svg(figure: Figure, name: str, description: str) -> str:
     root.attrib |= {"role": "img", "aria-label": description}
     svg = ElementTree.tostring(root, encoding="unicode")
     return _STAND_IN.sub(lambda m: f"var(--{_NAMES[int(m[1], 16)]})", svg)
+
+
+def standalone_svg(name: str, width: float, height: float, draw: Callable[[Figure], None]) -> str:
+    """Return a file of so many inches, with colours and a background of its own, as `draw` fills it."""
+    target = io.StringIO()
+    with matplotlib.rc_context({**_STANDALONE_STYLE, "svg.hashsalt": name}):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        draw(figure)
+        FigureCanvasSVG(figure).print_svg(target, metadata={"Date": None})  # type: ignore[no-untyped-call]
+    return target.getvalue()
 
 
 def _without_namespaces(element: ElementTree.Element) -> None:
